@@ -7,7 +7,6 @@ the steps that nothing reads any more are dropped.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from collections.abc import Iterable, Sequence
@@ -16,13 +15,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from fractune_core.errors import first_line
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.onnx_graph import in_order, name_of_part, names_read, operator_of
 from fractune_workers.children.importing.rolling.cells import Entries, Step
 from fractune_workers.children.importing.rolling.chains import Chain, bias_of, chains_of
+from fractune_workers.children.importing.rolling.made import Made
+from fractune_workers.children.importing.rolling.stacked import stack_up
 from fractune_workers.children.importing.rolling.sums import Place
 from fractune_workers.children.importing.rolling.values import ACTIVATIONS, SHARED, Array, Span, Values
 from fractune_workers.children.recurrent.activations import Activation
@@ -52,6 +53,7 @@ def roll_up(model: onnx.ModelProto, limits: Limits) -> None:
         rolling = _Rolling(values, model.graph, limits)
         for group in chains_of(values, model.graph):
             rolling.replace(group)
+        stack_up(rolling)
         rolling.write()
     except Exception as error:  # noqa: BLE001  attributes and shapes of any kind come from the file; it stays unrolled
         _log.info("nothing is rolled up: %s", first_line(error))
@@ -67,71 +69,14 @@ class _Stack:
     """(steps, batch); empty for none"""
 
 
-class _Rolling:
+class _Rolling(Made):
     def __init__(self, values: Values, graph: onnx.GraphProto, limits: Limits) -> None:
-        self._values, self._graph = values, graph
-        self._bytes = limits.file_bytes + _SPARE_BYTES
-        """of weights that still may be made"""
-        self._made: list[onnx.NodeProto] = []
+        super().__init__(values, limits.file_bytes + _SPARE_BYTES)
+        self._graph = graph
         self._weights: dict[Any, list[str]] = {}
         """by what is in them: names of weights that were made"""
-        self._tensors: list[onnx.TensorProto] = []
-        self._types: list[onnx.ValueInfoProto] = []
-        self._stacks: dict[Any, str] = {}
-        self._indexes: dict[Place, tuple[str, int, int]] = {}
+        self.indexes: dict[Place, tuple[str, int, int]] = {}
         """by a state: its index among the states of all steps"""
-        self._replaced = set[str]()
-        """names of values that other nodes make now"""
-        self._numbers = itertools.count()
-        self._near = onnx.NodeProto()
-        """the node that the next nodes stand for"""
-        self._kind = 0
-
-    # ---- nodes and weights
-
-    def _add(
-        self, operator: str, inputs: Sequence[str], shape: Sequence[int], output: str = "", **attributes: Any
-    ) -> str:
-        name = output or self._new_name()
-        self._made.append(helper.make_node(operator, inputs, [name], name_of_part(self._near), **attributes))
-        self._learn(name, shape)
-        return name
-
-    def _learn(self, name: str, shape: Sequence[int]) -> None:
-        if name not in self._values.shapes:
-            self._values.shapes[name] = list(shape)
-            self._types.append(helper.make_tensor_value_info(name, self._kind, shape))
-
-    def _new_name(self) -> str:
-        names = (f"{self._near.output[0]}/rolled {number}" for number in self._numbers)
-        return next(name for name in names if name not in self._values.shapes and name not in self._values.kinds)
-
-    def _weight(self, numbers: Array) -> str:
-        name = self._new_name()
-        self._values.shapes[name] = list(numbers.shape)
-        self._tensors.append(numpy_helper.from_array(np.array(numbers, order="C"), name))
-        return name
-
-    def _whole_numbers(self, numbers: Sequence[int] | int) -> str:
-        return self._weight(np.array(numbers, np.int64))
-
-    def _shaped(self, name: str, shape: Sequence[int], output: str = "") -> str:
-        if not output and self._values.shapes[name] == list(shape):
-            return name
-        return self._add("Reshape", [name, self._whole_numbers(shape)], shape, output)
-
-    def _at(self, name: str, axis: int, index: int, output: str = "") -> str:
-        """One index of a tensor."""
-        shape = self._values.shapes[name]
-        return self._add(
-            "Gather", [name, self._whole_numbers(index)], shape[:axis] + shape[axis + 1 :], output, axis=axis
-        )
-
-    def _joined(self, names: Sequence[str], axis: int) -> str:
-        shapes = [self._values.shapes[name] for name in names]
-        whole = [*shapes[0]]
-        whole[axis] = sum(shape[axis] for shape in shapes)
-        return names[0] if len(names) == 1 else self._add("Concat", names, whole, axis=axis)
 
     # ---- chains
 
@@ -139,8 +84,8 @@ class _Rolling:
         """Replace chains that need no results of each other."""
         waiting: dict[Any, tuple[Chain, _Stack]] = {}
         for chain in chains:
-            self._near = self._values.nodes[self._values.makers[chain.cell.result]]
-            self._kind = self._values.kinds[chain.cell.result]
+            self.near = self.values.nodes[self.values.makers[chain.cell.result]]
+            self.kind = self.values.kinds[chain.cell.result]
             stack = self._stacked(chain)
             if stack is None:
                 continue
@@ -162,66 +107,33 @@ class _Rolling:
 
     def _size(self, chain: Chain) -> tuple[int, int]:
         """The batch and the units."""
-        *outer, units = self._values.shapes[chain.cell.result]
+        *outer, units = self.values.shapes[chain.cell.result]
         return math.prod(outer), units
 
     def _stacked(self, chain: Chain) -> _Stack | None:
         """The inputs of all steps; None where an input is read by several."""
-        places = [[self._indexes.get(place, place) for place in chain.read(entries)] for entries in chain.inputs]
+        places = [[self.indexes.get(place, place) for place in chain.read(entries)] for entries in chain.inputs]
         if any(len(set(each)) < len(each) for each in places):
             return None
         batch, _ = self._size(chain)
-        backwards = all(self._is_whole(each[::-1]) or tuple(each[::-1]) in self._stacks for each in places)
-        names = [self._stack(each[::-1] if backwards else each, batch) for each in places]
-        if len(names) > 1 and tuple(names) not in self._stacks:
-            self._stacks[tuple(names)] = self._joined(names, 2)
-        return _Stack(self._stacks.get(tuple(names), names[0]), backwards, self._mask(chain, backwards=backwards))
+        backwards = all(self.is_whole(each[::-1]) or tuple(each[::-1]) in self.stacks for each in places)
+        names = [self.stack(each[::-1] if backwards else each, batch) for each in places]
+        if len(names) > 1 and tuple(names) not in self.stacks:
+            self.stacks[tuple(names)] = self.joined(names, 2)
+        return _Stack(self.stacks.get(tuple(names), names[0]), backwards, self._mask(chain, backwards=backwards))
 
     def _mask(self, chain: Chain, *, backwards: bool) -> str:
         masks = [step.mask for step in chain.steps if step.mask is not None][:: -1 if backwards else 1]
         if not masks:
             return ""
         key = tuple(masks)
-        if key not in self._stacks:
+        if key not in self.stacks:
             batch, _ = self._size(chain)
-            kind, self._kind = self._kind, onnx.TensorProto.BOOL
-            whole = self._shaped(self._stack([place for place, _ in masks], batch), [len(masks), batch])
-            self._stacks[key] = self._add("Not", [whole], [len(masks), batch]) if masks[0][1] else whole
-            self._kind = kind
-        return self._stacks[key]
-
-    def _is_whole(self, places: Sequence[Place]) -> bool:
-        """Whether these are all indexes of one tensor along an axis, in order."""
-        source, axis = places[0][:2] if isinstance(places[0], tuple) else ("", 0)
-        if not source or self._values.shapes[source][axis] != len(places):
-            return False
-        return list(places) == [(source, axis, index) for index in range(len(places))]
-
-    def _stack(self, places: Sequence[Place], batch: int) -> str:
-        key = tuple(places)
-        if key not in self._stacks:
-            self._stacks[key] = self._new_stack(places, batch)
-        return self._stacks[key]
-
-    def _new_stack(self, places: Sequence[Place], batch: int) -> str:
-        of = {place[:2] for place in places if isinstance(place, tuple)}
-        if len(of) > 1 or not all(isinstance(place, tuple) for place in places):
-            parts = [self._named(place) for place in places]
-            return self._joined([self._shaped(name, [1, batch, self._values.shapes[name][-1]]) for name in parts], 0)
-        ((name, axis),) = of
-        shape = self._values.shapes[name]
-        if not self._is_whole(places):
-            indexes = self._whole_numbers([place[2] for place in places if isinstance(place, tuple)])
-            shape = [*shape[:axis], len(places), *shape[axis + 1 :]]
-            name = self._add("Gather", [name, indexes], shape, axis=axis)
-        if axis:
-            order = [axis, *range(axis), *range(axis + 1, len(shape))]
-            shape = [shape[each] for each in order]
-            name = self._add("Transpose", [name], shape, perm=order)
-        return self._shaped(name, [len(places), batch, shape[-1]])
-
-    def _named(self, place: Place) -> str:
-        return place if isinstance(place, str) else self._at(*place)
+            kind, self.kind = self.kind, onnx.TensorProto.BOOL
+            whole = self.shaped(self.stack([place for place, _ in masks], batch), [len(masks), batch])
+            self.stacks[key] = self.add("Not", [whole], [len(masks), batch]) if masks[0][1] else whole
+            self.kind = kind
+        return self.stacks[key]
 
     # ---- the node
 
@@ -233,7 +145,7 @@ class _Rolling:
         if weights is None:
             return
         steps, (batch, units) = len(chain.steps), self._size(chain)
-        outputs = [self._new_name(), "", *([self._new_name()] if cell.cell == LSTM else [])]
+        outputs = [self.new_name(), "", *([self.new_name()] if cell.cell == LSTM else [])]
         inputs = [stacks[0].name, *weights, ""]
         inputs += [self._states([each.before for each in chains], batch)]
         if cell.cell == LSTM:
@@ -243,24 +155,24 @@ class _Rolling:
             inputs += [""] * (MASK - len(inputs)) + [stacks[0].mask]
         domain = MASKED if stacks[0].mask else None
         node = helper.make_node(
-            cell.cell, inputs, outputs, name_of_part(self._near), domain=domain, direction=directions
+            cell.cell, inputs, outputs, name_of_part(self.near), domain=domain, direction=directions
         )
         node.attribute.extend(_attributes(chains, units))
-        self._made.append(node)
-        self._learn(outputs[0], [steps, len(pair), batch, units])
+        self.made.append(node)
+        self.learn(outputs[0], [steps, len(pair), batch, units])
         if cell.cell == LSTM:
-            self._learn(outputs[2], [len(pair), batch, units])
+            self.learn(outputs[2], [len(pair), batch, units])
         for at, (each, stack) in enumerate(pair):
             self._name_states(each, self._direction(outputs[0], at, len(pair), 1), stack)
             memory = each.cell.memory
             if isinstance(memory, str):
                 last = self._direction(outputs[2], at, len(pair), 0)
-                self._shaped(last, self._values.shapes[memory], memory)
-                self._replaced.add(memory)
+                self.shaped(last, self.values.shapes[memory], memory)
+                self.replaced.add(memory)
 
     def _direction(self, name: str, at: int, directions: int, axis: int) -> str:
-        shape = self._values.shapes[name]
-        return self._at(name, axis, at) if directions > 1 else self._shaped(name, shape[:axis] + shape[axis + 1 :])
+        shape = self.values.shapes[name]
+        return self.at(name, axis, at) if directions > 1 else self.shaped(name, shape[:axis] + shape[axis + 1 :])
 
     def _name_states(self, chain: Chain, states: str, stack: _Stack) -> None:
         first, *others = chain.steps
@@ -273,28 +185,28 @@ class _Rolling:
                 self._name_state(step.shown, shown, index)
 
     def _name_state(self, name: str, states: str, index: int) -> None:
-        self._indexes[name] = states, 0, index
-        shape = self._values.shapes[name]
-        is_plain = shape == self._values.shapes[states][1:]
-        found = self._at(states, 0, index, name if is_plain else "")
+        self.indexes[name] = states, 0, index
+        shape = self.values.shapes[name]
+        is_plain = shape == self.values.shapes[states][1:]
+        found = self.at(states, 0, index, name if is_plain else "")
         if not is_plain:
-            self._shaped(found, shape, name)
-        self._replaced.add(name)
+            self.shaped(found, shape, name)
+        self.replaced.add(name)
 
     def _with_zeros(self, states: str, mask: str) -> str:
         """The states of all steps, with zeros in the rows that keep theirs."""
-        kind, self._kind = self._kind, onnx.TensorProto.BOOL
-        rows = self._shaped(mask, [*self._values.shapes[mask], 1])
-        self._kind = kind
-        zero = self._weight(np.zeros((), self._type()))
-        return self._add("Where", [rows, states, zero], self._values.shapes[states])
+        kind, self.kind = self.kind, onnx.TensorProto.BOOL
+        rows = self.shaped(mask, [*self.values.shapes[mask], 1])
+        self.kind = kind
+        zero = self.weight(np.zeros((), self.type()))
+        return self.add("Where", [rows, states, zero], self.values.shapes[states])
 
     def _states(self, places: Sequence[Place | None], batch: int) -> str:
         """(directions, batch, units); empty for zeros."""
         if places[0] is None:
             return ""
-        names = [self._named(place) for place in places if place is not None]
-        return self._joined([self._shaped(name, [1, batch, self._values.shapes[name][-1]]) for name in names], 0)
+        names = [self.named(place) for place in places if place is not None]
+        return self.joined([self.shaped(name, [1, batch, self.values.shapes[name][-1]]) for name in names], 0)
 
     def _operands(self, chains: Sequence[Chain]) -> list[str] | None:
         """The names of W, R and B, gates in ONNX's order; None where they would be larger than the file."""
@@ -302,117 +214,101 @@ class _Rolling:
         if key in self._weights:
             return self._weights[key]
         matrices = [entry for chain in chains for each in (chain.state, *chain.inputs) for entry in each if entry]
-        size = sum(self._values.array(matrix).nbytes for matrix, _ in matrices)
-        if size > self._bytes:
+        size = sum(self.values.array(matrix).nbytes for matrix, _ in matrices)
+        if size > self.bytes_left:
             return None
-        self._bytes -= size
+        self.bytes_left -= size
         made = [
             np.stack([np.hstack([self._matrix(each) for each in chain.inputs]) for chain in chains]),
             np.stack([self._matrix(chain.state) for chain in chains]),
             np.stack([self._bias(chain) for chain in chains]),
         ]
-        self._weights[key] = [self._weight(each) for each in made]
+        self._weights[key] = [self.weight(each) for each in made]
         return self._weights[key]
 
     def _matrix(self, entries: Entries) -> Array:
         """(gates * units, width)."""
-        matrices = [None if entry is None else self._values.array(entry[0]).T * entry[1] for entry in entries]
+        matrices = [None if entry is None else self.values.array(entry[0]).T * entry[1] for entry in entries]
         zeros = np.zeros_like(next(each for each in matrices if each is not None))
         return np.vstack([zeros if each is None else each for each in matrices])
 
     def _bias(self, chain: Chain) -> Array:
         """(2 * gates * units): all that is added outside of the reset, and the bias inside it."""
         units = self._size(chain)[1]
-        made = np.zeros((2, len(chain.state), units), self._type())
+        made = np.zeros((2, len(chain.state), units), self.type())
         for at, gate in enumerate(chain.cell.gates):
-            made[0, at] = bias_of(self._values, gate.bias) if gate else 0
+            made[0, at] = bias_of(self.values, gate.bias) if gate else 0
         if chain.cell.cell == GRU:
-            made[1, _HIDDEN] = bias_of(self._values, chain.cell.inside)
+            made[1, _HIDDEN] = bias_of(self.values, chain.cell.inside)
         return made.reshape(-1)
 
     def _peepholes(self, chains: Sequence[Chain]) -> str:
         """(directions, 3 * units); empty for none."""
         if not any(gate and gate.peepholes for chain in chains for gate in chain.cell.gates):
             return ""
-        made = np.zeros((len(chains), len(_PEEPHOLES), self._size(chains[0])[1]), self._type())
+        made = np.zeros((len(chains), len(_PEEPHOLES), self._size(chains[0])[1]), self.type())
         for at, chain in enumerate(chains):
             for gate in _PEEPHOLES:
                 peepholes = getattr(chain.cell.gates[gate], "peepholes", {})
                 for vector, factor in peepholes.values():
-                    made[at, gate] = bias_of(self._values, {vector: factor})
-        return self._weight(made.reshape(len(chains), -1))
-
-    def _type(self) -> np.dtype[Any]:
-        return helper.tensor_dtype_to_np_dtype(self._kind)
+                    made[at, gate] = bias_of(self.values, {vector: factor})
+        return self.weight(made.reshape(len(chains), -1))
 
     # ---- the graph
 
     def write(self) -> None:
         """Write the nodes, weights and types into the graph."""
-        if not self._replaced:
+        if not self.replaced:
             return
-        nodes = [node for node in self._values.nodes if not self._replaced & {*node.output}]
+        nodes = [node for node in self.values.nodes if not self.replaced & {*node.output}]
         nodes = self._with_stacks(nodes)
-        kept = in_order(_needed(self._graph, [*nodes, *self._made]))
+        kept = in_order(_needed(self._graph, [*nodes, *self.made]))
         copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
         del self._graph.node[:]
         self._graph.node.extend(copies)
-        self._graph.initializer.extend(self._tensors)
-        self._graph.value_info.extend(self._types)
+        self._graph.initializer.extend(self.tensors)
+        self._graph.value_info.extend(self.types)
 
     def _with_stacks(self, nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
         """The nodes but those that join the states of all steps, which are joined already."""
         left, turned = [], dict[str, tuple[onnx.NodeProto, str]]()
         for node in nodes:
-            self._near, self._kind = node, self._values.kinds.get(node.output[0], 0)
+            self.near, self.kind = node, self.values.kinds.get(node.output[0], 0)
             found = self._all_states(node) if operator_of(node) == "Concat" else None
-            span = self._values.spans.get(node.output[0])
+            span = self.values.spans.get(node.output[0])
             if found is not None:
                 states, is_turned = found
                 if is_turned:
                     turned[node.output[0]] = node, states
-                self._join(node, self._backwards(states) if is_turned else states, node.output[0])
+                self.join(node, self._backwards(states) if is_turned else states, node.output[0])
             elif span is not None and span.source in turned and self._turns(node, span, turned[span.source][0]):
-                self._join(*turned[span.source], node.output[0])
+                self.join(*turned[span.source], node.output[0])
             else:
                 left.append(node)
         return left
 
     def _all_states(self, node: onnx.NodeProto) -> tuple[str, bool] | None:
         """The states of all steps that the node joins, and whether the last one is the first."""
-        found = [self._indexes.get(self._values.place(name)) for name in node.input]
+        found = [self.indexes.get(self.values.place(name)) for name in node.input]
         if not found or found[0] is None:
             return None
         states = found[0][0]
-        whole = [(states, 0, index) for index in range(self._values.shapes[states][0])]
-        shape = self._values.shapes[node.input[0]]
-        alike = all(self._values.shapes[name] == shape for name in node.input)
-        if not alike or self._rows_before(node) not in (1, self._values.shapes[states][1]):
+        whole = [(states, 0, index) for index in range(self.values.shapes[states][0])]
+        shape = self.values.shapes[node.input[0]]
+        alike = all(self.values.shapes[name] == shape for name in node.input)
+        if not alike or self.rows_before(node) not in (1, self.values.shapes[states][1]):
             return None
         return (states, found != whole) if found in (whole, whole[::-1]) else None
 
-    def _rows_before(self, node: onnx.NodeProto) -> int:
-        """Rows along the axes before the one that a node joins along."""
-        shape = self._values.shapes[node.input[0]]
-        axis = next(each.i for each in node.attribute if each.name == "axis")
-        return math.prod(shape[: axis % len(shape)])
-
-    def _join(self, node: onnx.NodeProto, states: str, output: str) -> None:
-        """What the node makes of these states (steps, batch, units), under the name `output`."""
-        steps, batch, units = self._values.shapes[states]
-        if self._rows_before(node) > 1:
-            states = self._add("Transpose", [states], [batch, steps, units], perm=[1, 0, 2])
-        self._shaped(states, self._values.shapes[node.output[0]], output)
-
     def _backwards(self, states: str) -> str:
-        bounds = [self._whole_numbers([number]) for number in (-1, _BEFORE_ALL, 0, -1)]
-        return self._add("Slice", [states, *bounds], self._values.shapes[states])
+        bounds = [self.whole_numbers([number]) for number in (-1, _BEFORE_ALL, 0, -1)]
+        return self.add("Slice", [states, *bounds], self.values.shapes[states])
 
     def _turns(self, node: onnx.NodeProto, span: Span, joined: onnx.NodeProto) -> bool:
         """Whether the node turns all that another one joined."""
         axis = next(each.i for each in joined.attribute if each.name == "axis")
-        whole = self._values.shapes[joined.output[0]]
-        own = self._values.shapes[node.output[0]] == whole and whole[axis] == len(joined.input)
+        whole = self.values.shapes[joined.output[0]]
+        own = self.values.shapes[node.output[0]] == whole and whole[axis] == len(joined.input)
         return own and (span.axis, span.start, span.step) == (axis % len(whole), len(joined.input) - 1, -1)
 
 

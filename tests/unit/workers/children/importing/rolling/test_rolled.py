@@ -147,6 +147,36 @@ def test_rows_that_keep_a_changed_state_are_no_recurrence() -> None:
         assert counts(as_rolled(written.model())) == 0
 
 
+def distributed(order: Sequence[int], *, axis: int = 0, biases: Sequence[str] = ()) -> tuple[onnx.ModelProto, Array]:
+    """A dense layer of each step in this order, as Keras's TimeDistributed is written, and what it is given."""
+    rng = np.random.default_rng(0)
+    weights: dict[str, Array] = {name: rng.standard_normal(4).astype("float32") for name in ("b", "other")}
+    weights |= {"w": rng.standard_normal((5, 4)).astype("float32"), "axis": np.array([axis])}
+    weights |= {f"i{at}": np.array(at) for at in order}
+    nodes = []
+    for at in order:
+        operands = {"Gather": [f"x i{at}", {"axis": axis}], "MatMul": ["w", {}], "Add": [(*biases, *"b" * 9)[at], {}]}
+        name = ""
+        for kind, (more, options) in {**operands, "Tanh": ["", {}], "Unsqueeze": ["axis", {}]}.items():
+            nodes.append(helper.make_node(kind, f"{name} {more}".split(), [f"{kind}{at}"], **options))
+            name = f"{kind}{at}"
+    nodes.append(helper.make_node("Concat", [f"Unsqueeze{at}" for at in order], ["y"], axis=axis))
+    given = rng.standard_normal((3, 2, 5) if axis == 0 else (2, 3, 5)).astype("float32")
+    return onnx_model(nodes, {"x": given}, weights, 17, outputs=["y"]), given
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_one_product_of_all_steps_that_do_not_follow_from_each_other(order: Sequence[int], axis: int) -> None:
+    model, given = distributed(order, axis=axis)
+    check(model, {"x": given}, cells=0, left=2)
+
+
+def test_steps_with_another_bias_stay() -> None:
+    model, given = distributed((0, 1, 2), biases=["b", "other"])
+    check(model, {"x": given}, cells=0, left=6)
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_last_states_alone_are_read(cell: str) -> None:
     check_way(Way(cell, outputs="memory", first="given"))
