@@ -22,6 +22,7 @@ from tests.support.executing.child import COMPILING
 from tests.support.hardware.launching_driver import GRAPH, SMS
 from tests.support.hardware.over_stand_ins import kind, run_over, served_by
 from tests.support.onnx_models import run_by_onnxruntime
+from tests.support.wrong_weights import with_other_weight
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
@@ -36,7 +37,7 @@ sys.modules["torch"] = None  # TVM's FFI imports it, and it calls more of CUDA
 import fractune
 import numpy as np
 bundle, share, given, out = sys.argv[1:]
-model = fractune.load(bundle, share=share)
+model = fractune.load(bundle, share=share, check=True)
 print(model.choice.variant)
 with np.load(given) as inputs:
     for run in range(int(inputs["runs"])):
@@ -110,7 +111,9 @@ def compiled(model: Path, inputs: dict[str, Any]) -> Path:
 def test_a_bundle_gives_onnx_runtime_s_outputs(
     tmp_path: Path, write: Callable[[Path], Path], inputs: dict[str, Any]
 ) -> None:
-    """By each of its variants, in the third run: the second one launches a CUDA graph for the first time."""
+    """By each of its variants, in the third run: the second one launches a CUDA graph for the first time. The check
+    before serving agrees, and refuses a variant with a wrong weight.
+    """
     model = write(tmp_path / "model.onnx")
     bundle, expected = compiled(model, inputs), run_by_onnxruntime(model, inputs)
     executing_stand_in(tmp_path)
@@ -127,3 +130,7 @@ def test_a_bundle_gives_onnx_runtime_s_outputs(
             outputs = list(found.values())
         for one, other in zip(outputs, expected, strict=True):
             assert np.abs(one - other).max() <= MOST_ERROR * np.abs(other).max()
+    wrong = served_by(with_other_weight(bundle, tmp_path / "wrong.fractune", SHARE, 1.1), {SHARE: SHARE})
+    refused = run_over(tmp_path, _RUN, str(wrong), SHARE, str(given), str(tmp_path / "wrong.npz"))
+    assert refused.returncode == 1
+    assert f"'{SHARE}' was to serve, and it and 'untuned' differ in the output" in refused.stderr

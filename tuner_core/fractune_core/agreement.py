@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-_HALF_TYPES = ("float16", "bfloat16")
+HALF_TYPES = ("float16", "bfloat16")
 _ROUNDING, _HALF_ROUNDING = 1e-3, 2e-2
 """differences that are rounding, over the largest value"""
 QUANTIZED_ROUNDING = 5e-2
@@ -285,7 +285,7 @@ def nothing_shown(runs: Sequence[Sequence[Array]]) -> str:
 
 
 def is_half(outputs: Sequence[Array]) -> bool:
-    return any(str(output.dtype) in _HALF_TYPES for output in outputs)
+    return any(str(output.dtype) in HALF_TYPES for output in outputs)
 
 
 def differences(outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[float, float]:

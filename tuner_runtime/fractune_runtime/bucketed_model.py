@@ -97,6 +97,11 @@ class BucketedModel(Model):
             raise self._not_padded(inputs)
         return self._run_padded(way.member, inputs, way.sizes, variant)
 
+    def check(self) -> None:
+        """As `Model.check`, of every bucket."""
+        for bucket in range(len(self.buckets)):
+            Model.check(self._member(bucket))
+
     def run_in(self, bucket: int, inputs: Mapping[str, Any]) -> list[Array]:
         """The outputs in the bucket with this number, which must hold the inputs. They are padded whether or not that
         was proved, for a comparison. Raises BadRequest.

@@ -31,6 +31,7 @@ def load(
     split: Literal["batch"] | None = None,
     runtimes: bool = True,
     denormals: bool = False,
+    check: bool = False,
 ) -> Model:
     """Load the bundle at `path` for the share of this process, or for `share`. A `cpu:N` may not be larger. For a GPU
     (`mps:PERCENT`, `mps-sm:CHUNKS`, `mig:...`, `full`) it is the share that the process must have.
@@ -48,13 +49,16 @@ def load(
     these are the numbers below 1.2e-38, with which many processors compute a hundred times slower. Numbers that are
     only copied stay. With `denormals=True` it computes with all numbers. Code around the model is not changed.
 
+    With `check=True` the variant that serves computes one inference before `load` returns, and the outputs are compared
+    with those of the untuned variant at this very share. That takes one inference of each.
+
     A bundle for several shapes gives a `BucketedModel`. With `split="batch"` it runs a batch above its largest in
     parts. A bundle of a model in parts gives a `StagedModel`, which needs ONNX Runtime.
 
-    Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is not installed.
+    Raises BadBundle, BadRequest, ShareUnavailable, OutputsDiffer, or FractuneError when TVM is not installed.
     """
     bundle = open_bundle(path, public_key)
-    return model_of(
+    model = model_of(
         bundle,
         share=share,
         policy=policy,
@@ -64,6 +68,9 @@ def load(
         runtimes=runtimes,
         denormals=denormals,
     )
+    if check:
+        model.check()
+    return model
 
 
 def model_of(bundle: Bundle, *, split: Literal["batch"] | None = None, **options: Any) -> Model:

@@ -23,6 +23,7 @@ from fractune_core.shares import Share
 from fractune_runtime.choosing import VariantChoice, check_threads, match_share, runtime_choice
 from fractune_runtime.cpu import OnCpu, ShareHere
 from fractune_runtime.gpu import OnGpu
+from fractune_runtime.right_outputs import check_variant
 from fractune_runtime.runner import runner_for
 from fractune_runtime.sessions import RuntimeMissing, keep_forever, runtime_variant
 from fractune_runtime.tvm_runtime import tensors
@@ -277,6 +278,16 @@ class Model:
             self._interface.check_outputs(outputs)
             self._checked.add(name)
         return outputs
+
+    def check(self) -> None:
+        """Compute once with the chosen variant and once with another, on the same random inputs, and compare. A
+        RuntimeWarning says why that shows nothing. Raises OutputsDiffer.
+        """
+        if why := check_variant(self.bundle, self.choice.variant, self._run_variant, self.random_inputs()):
+            warn_caller(f"{self.bundle.name} was not checked: {why}")
+
+    def _run_variant(self, inputs: Mapping[str, Any], variant: str) -> list[Array]:
+        return self.run(inputs, None if variant == self.choice.variant else variant)
 
     def time_inside(self, inputs: Mapping[str, Any]) -> Inside:
         """The times of the calls inside the chosen variant, as `run` runs it. Raises BadRequest on a GPU, where calls

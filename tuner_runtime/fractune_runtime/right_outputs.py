@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fractune_core.agreement import Precision
-from fractune_core.errors import FractuneError
+from fractune_core.agreement import HALF_TYPES, Precision, judge, nothing_shown
+from fractune_core.errors import FractuneError, OutputsDiffer
+from fractune_core.files.bundles import Bundle
+from fractune_core.names import UNTUNED_VARIANT, WITH_GRAPHS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +35,49 @@ _SATURATING = ("Sigmoid", "HardSigmoid", "Softmax", "LogSoftmax", "Tanh", "Erf",
 _SATURATING_MOVE = 2.0**-22
 _ONNX = ("", "ai.onnx")
 """names of the domain of ONNX's own operators"""
+
+
+_RUNS_OF_GRAPH = 3
+"""of a variant with CUDA graphs: the first captures, and the second launches a graph for the first time"""
+_NOISY_RUNS = 3
+"""on moved inputs, if outputs do not lie close together"""
+
+
+def check_variant(bundle: Bundle, variant: str, run: Callable[[Feed, str], list[Array]], feed: Feed) -> str:
+    """Compare one inference of the variant with one of another, which has other schedules: the untuned one, or for it a
+    tuned one. `run` computes the outputs of a variant. Returns why the comparison shows nothing, empty if it shows
+    something. Raises OutputsDiffer.
+    """
+    plain = [each["name"] for each in bundle.variants if not each["name"].endswith(WITH_GRAPHS)]
+    other = UNTUNED_VARIANT if variant != UNTUNED_VARIANT else next((name for name in plain if name != variant), "")
+    if not other:
+        return "it has one variant alone"
+    precision = _precision(bundle)
+    for _ in range(_RUNS_OF_GRAPH if variant.endswith(WITH_GRAPHS) else 1):
+        outputs = run(feed, variant)
+    reference = run(feed, other)
+
+    def right() -> list[list[Array]]:
+        moved = (_moved_inputs(feed, precision, seed) for seed in range(_NOISY_RUNS))
+        return [reference, *(run(each, other) for each in moved)]
+
+    verdict = judge(outputs, reference, right, precision)
+    if verdict.differs_at is not None:
+        name = bundle.manifest["outputs"][verdict.differs_at]["name"]
+        raise OutputsDiffer(
+            f"{bundle.name}: '{variant}' was to serve, and it and '{other}' differ in the output '{name}' by "
+            f"{verdict.difference:.2g} of its largest value, on the same random inputs; prove the share by 'fractune "
+            "shares --prove', and make the bundle again"
+        )
+    return f"its outputs are {shown}" if (shown := nothing_shown([reference])) else ""
+
+
+def _precision(bundle: Bundle) -> Precision:
+    """As far as the bundle shows it: TensorFloat-32 rounds as half precision."""
+    fields = ("inputs", "outputs", "weights")
+    types = {tensor["dtype"] for field in fields for tensor in bundle.manifest[field]}
+    half = not types.isdisjoint(HALF_TYPES) or "tf32" in bundle.manifest["target"]
+    return Precision(half=half, quantized=not types.isdisjoint(("int8", "uint8")))
 
 
 class Deadline:
