@@ -33,7 +33,14 @@ from fractune_core.share_kinds import CPU
 from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob, kernel_share_notes
 from fractune_server.engine.rounds import LiveRound, Rounds
-from fractune_server.scheduler.allocation import FIRST_ROUND, Budget, OperatorPlan, joint_times, next_round
+from fractune_server.scheduler.allocation import (
+    FIRST_ROUND,
+    Budget,
+    OperatorPlan,
+    joint_times,
+    left_to_gain,
+    next_round,
+)
 from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.scheduler.finalists import TRIALS_AT_LEAST, choose_donors, operator_kind
 from fractune_server.store.records.log import LogKey
@@ -404,6 +411,10 @@ def _note_kernel_shares(job: ActiveJob) -> None:
 
 def _note_unused_trials(job: ActiveJob) -> None:
     """Say why a job ends its search before it has the planned trials."""
+    plans = list(job.plans.values())
+    if job.stored.progress.saved and job.budget.is_needless(plans):
+        job.note(f"nothing left to gain: further trials could save {left_to_gain(plans):.1%} of the time at most")
+        return
     unused = job.remaining - job.stored.progress.saved
     if unused > 0 and not any(plan.given_up for plan in job.plans.values()):
         job.note(f"{unused} trials are not used: the operators have no further candidates, or are at their limit")

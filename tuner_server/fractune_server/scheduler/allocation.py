@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fractune_core.analysis.joint_time import joint_time_s
-from fractune_core.analysis.roofline import is_near
+from fractune_core.analysis.roofline import NEAR, roof_part
 
 _FLOOR_FRACTION = 2
 """every operator gets at least 1/2 of an equal part of the trials"""
@@ -51,6 +51,21 @@ def unused(trials: int, counts: Sequence[int], near_roof: Sequence[int]) -> int:
     return max(0, min(unspent, sum(max(0, high - count) for count in near_roof)))
 
 
+NOTHING_LEFT = 0.01
+"""part of the operators' time: where further trials can save less, the search of a model ends"""
+
+
+def left_to_gain(plans: Sequence[OperatorPlan]) -> float:
+    """The largest part of the operators' time that further trials may save, from 0 to 1. Operators save most where
+    weight times time is largest, and nothing where they stand near their roof, or hold no further candidate.
+    """
+    if any(plan.best_s is None and plan.open for plan in plans):
+        return 1.0
+    known = [(plan.weight * (plan.best_s or 0.0), plan.most_gain if plan.open else 0.0) for plan in plans]
+    whole_s = sum(time_s for time_s, _ in known)
+    return sum(time_s * gain for time_s, gain in known) / whole_s if whole_s else 0.0
+
+
 FIRST_ROUND = 8
 """candidates in an operator's first rounds. A later round has half as many as were measured before, up to the job's
 round size: the search learns early, and later costs less for each candidate."""
@@ -83,6 +98,8 @@ class OperatorPlan:
     """lower bound of its time in seconds by share key, where it is known"""
     near_roof: bool = False
     """its best is near the roof at every share"""
+    most_gain: float = 1.0
+    """the largest part of its time that further trials may save, by its roofs; 1.0 where these are not known"""
     complete: int = 0
     """candidates that the log holds at every share"""
     _lacking: dict[str, None] = field(default_factory=dict)
@@ -174,7 +191,13 @@ class OperatorPlan:
         self._gains += 1
 
     def _look_at_roof(self) -> None:
-        self.near_roof = all(is_near(self.attainable_s.get(share), self.best.get(share)) for share in self.shares)
+        parts = [roof_part(self.attainable_s.get(share), self.best.get(share)) for share in self.shares]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            self.near_roof, self.most_gain = False, 1.0
+            return
+        self.near_roof = min(known) >= NEAR
+        self.most_gain = 1.0 - joint_time_s(min(1.0, part / NEAR) for part in known)
 
     @property
     def score(self) -> float:
@@ -201,8 +224,16 @@ class Budget:
             return 0
         if self.extra_trials:
             return max(0, self.extra_trials - gained - sum(plan.in_flight for plan in plans))
+        if self.is_needless(plans):
+            return 0
         searchable = [plan.count for plan in plans if plan.open]
         return remaining(self.trials, searchable, [plan.count for plan in plans if not plan.open])
+
+    def is_needless(self, plans: Sequence[OperatorPlan]) -> bool:
+        """Whether the search ends before its trials, because hardly anything is left to gain. Trials beyond those in
+        the log are made as they were asked for.
+        """
+        return not self.extra_trials and any(plan.open for plan in plans) and left_to_gain(plans) < NOTHING_LEFT
 
     def most(self, operators: int) -> float:
         """Limit of candidates for one of `operators` operators."""
@@ -217,9 +248,11 @@ class Budget:
     def saved(self, plans: Sequence[OperatorPlan], gained: int) -> int:
         """Candidates that were not searched because operators are near their roof, once nothing is left to search.
 
-        It is the rest of the budget, because the other operators have taken what they could use.
+        It is the rest of the budget, because the other operators have taken what they could use, or could not gain
+        anything that matters.
         """
-        near = [plan.count for plan in plans if plan.near_roof and not plan.exhausted]
+        is_needless = self.is_needless(plans)
+        near = [plan.count for plan in plans if (is_needless and plan.open) or (plan.near_roof and not plan.exhausted)]
         if self.extra_trials:
             return max(0, self.extra_trials - gained) if near else 0
         return unused(self.trials, [plan.count for plan in plans], near)

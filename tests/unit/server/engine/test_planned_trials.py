@@ -73,3 +73,17 @@ def test_a_job_says_why_it_ends_before_its_trials(phase: TunePhase) -> None:
     assert tuned.stored.state is JobState.VALIDATING
     (note,) = tuned.stored.notes
     assert note.startswith("8 trials are not used: the operators have no further candidates")
+
+
+def test_a_job_says_that_nothing_is_left_to_gain(phase: TunePhase) -> None:
+    tuned = job(64, operators=2)
+    phase.begin(tuned)
+    for name, secs in zip(tuned.plans, (1.0, 0.008), strict=True):
+        tuned.take_trial(replace(validation(name, 1, secs), kind=Kind.TRIAL, workload_hash=name))
+    heavy = next(iter(tuned.plans.values()))
+    assert tuned.remaining == 62
+    heavy.set_attainable(dict.fromkeys(heavy.shares, 0.95))
+    phase.advance(tuned, [tuned])
+    assert tuned.stored.state is JobState.VALIDATING
+    assert tuned.stored.notes == ["nothing left to gain: further trials could save 0.8% of the time at most"]
+    assert tuned.stored.progress.saved == 62

@@ -329,3 +329,23 @@ def test_the_winner_of_earlier_validations_takes_part_again_beside_the_best_tria
     ]
     assert list(finalists(best, earlier, "untuned", 1).values()) == ["", "winner", "t0"]
     assert list(finalists(best, earlier, earlier[3].candidate_id, 2).values()) == ["", "winner", "t0", "t1"]
+
+
+def test_a_search_ends_where_only_operators_that_hardly_matter_could_gain() -> None:
+    heavy, small = plan("heavy", 1, 8, secs=1.0), plan("small", 1, 8, secs=0.009)
+    limits = Budget(100, 0, 8)
+    assert allocation.left_to_gain([heavy, small]) == 1.0, "the roof is not known"
+    heavy.set_attainable(dict.fromkeys(SHARES, 0.95))
+    assert math.isclose(allocation.left_to_gain([heavy, small]), 0.009 / 1.009)
+    assert next_round([heavy, small], limits, 16) is None
+    assert limits.saved([heavy, small], 16) == 84
+    assert next_round([heavy, small], Budget(0, 8, 8), 0) == (small, 8), "they were asked for"
+    assert next_round([heavy, small, plan("new", 1, 0)], limits, 16) is not None
+
+
+def test_an_operator_gains_at_most_what_its_roofs_leave() -> None:
+    half = plan("half", 1, 1, secs=1.0)
+    half.set_attainable({SHARES[0]: 0.45, SHARES[1]: 0.9})
+    assert math.isclose(half.most_gain, 1 - math.sqrt(0.5))
+    half.set_attainable({SHARES[0]: 0.45})
+    assert half.most_gain == 1.0
