@@ -1,1 +1,1 @@
-"""The suite for a machine with an NVIDIA GPU (docs/gpu.md); scripts/gpu_suite runs it."""
+"""Two calls on a lent GPU (docs/gpu.md); scripts/gpu_day runs them."""

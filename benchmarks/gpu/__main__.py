@@ -1,98 +1,69 @@
-"""One command for a machine with an NVIDIA GPU: it runs all parts of the suite.
+"""What fifteen minutes on a lent GPU can decide, in two commands that a host without a network runs.
 
-The parts are facts of the machine, its shares, one operator tuned at three shares, the reliability of a measurement
-beside others, the matrix of shares, a comparison with stock TVM, a storm of faults, and the tests. Each part fits in
-ten minutes, writes its JSON and pictures as soon as it is done, and is skipped the next time unless it is named. A part
-that was stopped goes on with its missing pieces. `first-table` runs only when it is named, and takes several runs. The
-suite needs no network, changes nothing on the machine, and ends the MPS daemons that it has started. Nothing else may
-run on the GPU meanwhile. Exit codes: 0 every part did all of its work, 1 one did not (the others still ran), 2 a wrong
-option, 4 no GPU here, 130, 143 and 129 stopped.
+  scripts/gpu_day pack --carried FOLDER      build all that call A needs, on any machine: minutes of CPU time
+  scripts/gpu_day A --carried FOLDER --out OUT       on the host, 420 s
+  scripts/gpu_day between --carried FOLDER --times A.tar.gz     what call B needs, from the times of call A
+  scripts/gpu_day B --carried FOLDER --out OUT       on the host, 360 s
 
-Usage: scripts/gpu_suite [--minutes N] [--part NAME]... [--out FOLDER] [--gather FILE] [PART]
+Exit codes: 0 each step ended well, 1 a step did not (the others ran), 2 a wrong option.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
-from benchmarks.gpu.gather import gather
-from benchmarks.gpu.parts import NAMED, PARTS
-from benchmarks.gpu.suite import Plan, run_plan
-from benchmarks.gpu.tidy import private_folder
-from benchmarks.support.machine import RESULTS
-from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu.nvml import open_nvml, visible_gpu
+from benchmarks.gpu.day import REPOSITORY, Place, run_call
+from benchmarks.gpu.plan import Scale, steps_of
+
+_ROOTS = ("", "tuner_core", "tuner_server", "workers", "tuner_runtime", "tuner_client")
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    plan, gathered = _parse(args)
-    try:
-        return _run(plan)
-    finally:  # also of a suite that is stopped
-        if gathered is not None:
-            left_out = gather(plan.out, gathered)
-            print(f"results and logs in {gathered}" + (f", without {', '.join(left_out)}" if left_out else ""))
+    given = _parse(args)
+    carried = given.carried.absolute()
+    if given.what == "pack":
+        from benchmarks.gpu.packs import pack_all
+
+        pack_all(carried)
+        return 0
+    if given.what == "between":
+        from benchmarks.gpu.packs import pack_second
+
+        pack_second(carried, given.times)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="fgpu-", dir="/tmp") as work:  # a short path, for the daemon's sockets
+        place = Place(given.what, carried, given.out.absolute(), Path(work))
+        return run_call(place, steps_of(place, Scale(given.scale, given.peer)), environment(place))
 
 
-def _run(plan: Plan) -> int:
-    try:
-        # NVML stays open in this process until it ends: an idle GPU stays initialised between the parts' processes.
-        gpu = visible_gpu(open_nvml().gpus())
-    except ShareUnavailable as error:
-        print(f"gpu_suite: no GPU here: {error}", file=sys.stderr)
-        return error.exit_code
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
-    print(f"{gpu.name}: {gpu.arch}, {gpu.sms} SMs, driver {gpu.driver}, {os.cpu_count()} cores; results in {plan.out}")
-    try:
-        with private_folder() as private:
-            return run_plan(plan, gpu, private)
-    except KeyboardInterrupt:
-        print("gpu_suite: stopped; the same command goes on with the part that was stopped", file=sys.stderr)
-        return 128 + signal.SIGINT
+def environment(place: Place) -> dict[str, str]:
+    """Of the steps: the carried packages come first, and what they start finds everything."""
+    path = [str(place.packages), *(str(REPOSITORY / root) for root in _ROOTS), os.environ.get("PYTHONPATH", "")]
+    known = {"PYTHONPATH": os.pathsep.join(filter(None, path)), "TMPDIR": str(place.work)}
+    return {**os.environ, **known}
 
 
-def _parse(args: Sequence[str] | None) -> tuple[Plan, Path | None]:
-    """The plan, and the file for all results."""
+def _parse(args: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="scripts/gpu_suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="scripts/gpu_day", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, help="for all parts together; with less time each does less")
-    parser.add_argument(
-        "--part",
-        action="append",
-        choices=[part.name for part in (*PARTS, *NAMED)],
-        default=[],
-        help="this part only, also if it is done; repeatable",
-    )
-    parser.add_argument(
-        "named", metavar="PART", nargs="?", choices=[part.name for part in (*PARTS, *NAMED)], help="short for --part"
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu", help="folder of results (benchmarks/results/gpu)")
-    parser.add_argument("--gather", type=Path, metavar="FILE", help="at the end, all results and logs in this one file")
+    parser.add_argument("what", choices=["pack", "A", "between", "B"])
+    parser.add_argument("--carried", type=Path, required=True, help="folder beside the tree, below 50 MiB")
+    parser.add_argument("--out", type=Path, default=Path("gpu-day"), help="folder of what goes back (gpu-day)")
+    parser.add_argument("--times", type=Path, help="the file that call A gave back")
+    parser.add_argument("--scale", type=float, default=1.0, help="of all times, in a rehearsal")
+    parser.add_argument("--peer", default="nvidia", choices=["nvidia", "simulated"], help="`simulated` in a rehearsal")
     given = parser.parse_args(args)
-    if given.minutes is not None and not given.minutes > 0:
-        parser.error(f"--minutes is {given.minutes:g}; it must be above 0")
-    wanted = {*given.part, *filter(None, [given.named])}
-    plan = Plan(
-        parts=[part for part in (*PARTS, *NAMED) if part.name in wanted] if wanted else list(PARTS),
-        again=bool(wanted),
-        total_s=None if given.minutes is None else 60 * given.minutes,
-        out=given.out.absolute(),
-    )
-    return plan, given.gather
-
-
-def _stop(number: int, _: FrameType | None) -> NoReturn:
-    """Unwind in order, then end as if the signal had killed us."""
-    raise SystemExit(128 + number)
+    if given.what == "between" and given.times is None:
+        parser.error("between needs --times, the file that call A gave back")
+    if not 0 < given.scale <= 10:
+        parser.error(f"--scale is {given.scale:g}; it must be above 0, and at most 10")
+    return given
 
 
 if __name__ == "__main__":

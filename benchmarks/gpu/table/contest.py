@@ -1,34 +1,30 @@
-"""The kernels of one operator beside a peer at each share: outputs first, then times, interleaved in one process.
+"""The kernels of one operator beside a peer at a share: outputs first, then times, interleaved in one process.
 
-`python -m benchmarks.gpu.table.contest --given FILE --out FILE` builds the candidates again and starts a confined
-process for each share, which is this module too. A contestant whose output differs from NumPy's by more than a
-validation allows is `wrong`, and is not timed. All are timed in the same way: some calls are launched, then awaited,
-by the wall clock.
+The confined process is this module too. It has a pack in the place of TVM's compiler. A contestant whose output differs
+from NumPy's by more than a validation allows is `wrong`, and is not timed. All are timed in the same way: some calls
+are launched, then awaited, by the wall clock.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import contextlib
 import math
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.gpu.table.operations import operation_of
+from benchmarks.gpu.table.operations import Operation
 from benchmarks.gpu.table.peers import PEERS, Contestant, PeerMissing, Task
-from benchmarks.support.machine import write_json
 from benchmarks.support.processes import import_path
+from fractune_core.codec.plain_json import from_json
 from fractune_core.errors import FractuneError, first_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.shares import Share
-from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.child import Child
 from fractune_workers.child.process import Start
 from fractune_workers.confinement import confinement_for
@@ -46,82 +42,34 @@ _TURN_S = 0.02
 _FIRST_CALLS = 3
 _BURST = 32
 """launches that no GPU's queue makes wait: their time is that of the host"""
-_BUILD_LIMIT_CPU_S, _TIMEOUT_S = 60, 300.0
 _SEED = 0
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--given", type=Path, required=True, help="JSON: what `contest` or `whole` takes")
-    parser.add_argument("--out", type=Path, required=True, help="write the JSON here")
-    args = parser.parse_args()
-    given = json.loads(args.given.read_text(encoding="utf-8"))
-    write_json(args.out, (whole if "bundle" in given else contest)(**given))
-
-
-def contest(
-    operation: dict[str, Any],
-    workload_hash: str,
-    workload: str,
-    target: str,
-    traces: dict[str, dict[str, str]],
-    peer: str,
-) -> dict[str, Any]:
-    """By share, what was granted and the findings by contestant. `traces`: by share, the candidates by contestant."""
-    codes, failed = {}, {}
-    with tempfile.TemporaryDirectory(prefix="fractune-table-") as folder:
-        builder = BuilderProcess()
-        try:
-            described = builder.learn(workload_hash, target, lambda: workload)
-            for number, trace in enumerate({trace for named in traces.values() for trace in named.values()}):
-                built = builder.build(workload_hash, target, trace, _BUILD_LIMIT_CPU_S)
-                if built.code:
-                    codes[trace] = str(Path(folder, f"{number}.o"))
-                    Path(codes[trace]).write_bytes(built.code)
-                else:
-                    failed[trace] = {"status": FAILED, "cause": f"not built again: {built.cause}"}
-        finally:
-            builder.stop()
-        found = {}
-        for share, named in traces.items():
-            right = {name: codes[trace] for name, trace in named.items() if trace in codes}
-            given = {"operation": operation, "described": described, "codes": right, "peer": peer}
-            found[share] = _confined(Share.parse(share), "hold", given)
-            found[share]["contestants"] |= {name: failed[trace] for name, trace in named.items() if trace in failed}
-    return found
-
-
-def whole(shares: list[str], bundle: str, model: str) -> dict[str, Any]:
-    """As `contest`, of the bundle's variant for each share and of all peers with the model's file."""
-    given = {"bundle": bundle, "model": model}
-    return {share: _confined(Share.parse(share), "hold_whole", {"share": share, **given}) for share in shares}
-
-
-def _confined(share: Share, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of this module in a process at the share. Raises FractuneError."""
+@contextlib.contextmanager
+def confined(share: Share, packed: Path) -> Iterator[Child]:
+    """A process of this module at the share; `packed` is the folder of a pack. Raises ShareUnavailable."""
     cores = CpuConfinement(share).cores if share.device_kind == "cpu" else []
     confinement = confinement_for(share, cores)
     confinement.probe()
     env = {**confinement.environment(), "PYTHONPATH": import_path()}
-    arguments = [str(share), ",".join(map(str, cores))]
+    arguments = [str(share), ",".join(map(str, cores)), str(packed)]
     child = Child(__spec__.name, arguments, env, before_kill=confinement.before_kill, start=Start(cores))
     try:
-        answer: dict[str, Any] = child.call(method, _TIMEOUT_S, **given)
-        return answer
+        yield child
     finally:
         child.stop()
         confinement.leave()
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
-    """The arguments are the share, and the cores of a CPU share. Raises ShareUnavailable."""
+    """The arguments are the share, the cores of a CPU share, and the folder of a pack. Raises ShareUnavailable."""
     share, cores = Share.parse(args[0]), [int(core) for core in args[1].split(",") if core]
     confinement = confinement_for(share, cores)
     confinement.enter()
     from fractune_workers.children.measuring.child import setup_of
 
-    hold = partial(_hold, confinement, setup_of(share, confinement))
-    return {"hold": partial(hold, _contestants), "hold_whole": partial(hold, _whole_contestants)}
+    hold = partial(_hold, confinement, setup_of(share, confinement, Path(args[2])))
+    return {"hold": partial(hold, _on_operation), "hold_whole": partial(hold, _whole_contestants)}
 
 
 def _hold(
@@ -155,8 +103,12 @@ def _whole_contestants(processor: Processor, share: str, bundle: str, model: str
     return found | judged
 
 
+def _on_operation(processor: Processor, operation: dict[str, Any], **given: Any) -> dict[str, Any]:
+    return _contestants(processor, from_json(Operation, operation), **given)
+
+
 def _contestants(
-    processor: Processor, operation: dict[str, Any], described: list[Any], codes: Mapping[str, str], peer: str
+    processor: Processor, operation: Operation, described: list[Any], codes: Mapping[str, str], peer: str
 ) -> dict[str, Any]:
     from fractune_workers.children.measuring.quantized_outputs import allowed
     from fractune_workers.children.tvm_api.arrays import random_args
@@ -164,9 +116,8 @@ def _contestants(
 
     x, w, _ = random_args(described, _SEED, processor)
     x_array, w_array = processor.read(x), processor.read(w)
-    shape_of = operation_of(operation)
-    is_last = shape_of.is_channels_last([shape for _, _, shape, *_ in described])
-    expected = shape_of.result(x_array, w_array, channels_last=is_last)
+    is_last = operation.is_channels_last([shape for _, _, shape, *_ in described])
+    expected = operation.result(x_array, w_array, channels_last=is_last)
     dtype = described[-1][1]
 
     def blank() -> Any:
@@ -178,7 +129,7 @@ def _contestants(
         y = blank()
         library = load_objects([Path(path).read_bytes()])
         contestants[name] = Contestant(partial(library["main"], x, w, y), partial(processor.read, y))
-    task = Task(shape_of, dtype, is_last, x, w, blank(), lambda count: processor.tensor(np.empty(count, np.int8)))
+    task = Task(operation, dtype, is_last, x, w, blank(), lambda count: processor.tensor(np.empty(count, np.int8)))
     _join(contestants, found, peer, partial(PEERS[peer], task))
     return found | judged_and_timed(contestants, expected, allowed(described), processor.sync)
 
@@ -260,7 +211,3 @@ def _turn(call: Callable[[], object], sync: Callable[[], None], count: int) -> t
             launched_s = time.perf_counter() - began
     sync()
     return (time.perf_counter() - began) / count, launched_s / burst
-
-
-if __name__ == "__main__":
-    main()

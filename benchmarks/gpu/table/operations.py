@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,23 +68,34 @@ class Operation:
         y = sum(x[:, r:, s:][:, rows, columns] @ w[:, r, s].T for r, s in taps)
         return y if channels_last else np.moveaxis(y, -1, 1)
 
-    def save(self, path: Path, dtype: str) -> Path:
-        """Write a model of this one operator, whose weights are an input."""
-        import onnx
 
-        kind = {"float16": onnx.TensorProto.FLOAT16, "float32": onnx.TensorProto.FLOAT}[dtype]
-        window: dict[str, Any] = {} if self.is_product else {"strides": [self.stride] * 2, "pads": [self.padding] * 4}
-        node = onnx.helper.make_node("MatMul" if self.is_product else "Conv", ["x", "w"], ["y"], **window)
-        x, w, y = (onnx.helper.make_tensor_value_info(name, kind, getattr(self, name)) for name in "xwy")
-        opsets = [onnx.helper.make_opsetid("", _OPSET)]
-        graph = onnx.helper.make_graph([node], "operation", [x, w], [y])
-        onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION), path)
-        return path
+def save_model(path: Path, operations: Sequence[Operation], dtype: str) -> Path:
+    """Write a model of these operators side by side. Their weights are inputs."""
+    import onnx
+
+    kind = {"float16": onnx.TensorProto.FLOAT16, "float32": onnx.TensorProto.FLOAT}[dtype]
+    nodes, values = [], {}
+    for number, each in enumerate(operations):
+        window: dict[str, Any] = {} if each.is_product else {"strides": [each.stride] * 2, "pads": [each.padding] * 4}
+        names = [f"{name}{number}" for name in "xwy"]
+        nodes.append(onnx.helper.make_node("MatMul" if each.is_product else "Conv", names[:2], names[2:], **window))
+        for name, shape in zip(names, (each.x, each.w, each.y), strict=True):
+            values[name] = onnx.helper.make_tensor_value_info(name, kind, shape)
+    inputs, outputs = ([value for name, value in values.items() if name[0] in which] for which in ("xw", "y"))
+    graph = onnx.helper.make_graph(nodes, "operations", inputs, outputs)
+    opsets = [onnx.helper.make_opsetid("", _OPSET)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION), path)
+    return path
 
 
-def operation_of(found: Mapping[str, Any]) -> Operation:
-    """From JSON."""
-    return Operation(found["name"], found["source"], tuple(found["x"]), tuple(found["w"]), found["stride"])
+def operation_of(described: Sequence[Any], operations: Iterable[Operation]) -> Operation:
+    """The operator with these arguments, as an artifact describes them. Raises ValueError."""
+    shapes = [shape for _, _, shape, *_ in described]
+    for each in operations:
+        with contextlib.suppress(ValueError):
+            each.is_channels_last(shapes)
+            return each
+    raise ValueError(f"no operator has arguments of {shapes}")
 
 
 def _last(shape: Sequence[int]) -> tuple[int, ...]:

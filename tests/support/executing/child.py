@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.gpu import faulty
+from fractune_workers.child import Child
 from fractune_workers.children.building import child as building
 from fractune_workers.children.compiling import child as compiling
 from fractune_workers.children.tvm_api import cuda_target
 from tests.support.executing import HostCompiler
 
-COMPILING = "compiling"
+BUILDING, COMPILING, FAULTY = "building", "compiling", "faulty"
+_CHILDREN = {BUILDING: building, COMPILING: compiling, FAULTY: faulty}
+
+
+def in_place_of(module: str, args: Sequence[str] = (), **options: Any) -> Child:
+    """A child like that of the module, with the processor's compiler."""
+    (name,) = (name for name, each in _CHILDREN.items() if each.__name__ == module)
+    return Child(__name__, [name, *args], **options)
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
-    """The methods of the builder's child, or of the one that compiles models if `args` is COMPILING; and `plant`."""
+    """The methods of the child that the argument names, by default the builder's; and `plant`."""
     planted: list[Callable[[str], str]] = []
 
     def compiler_here() -> HostCompiler:
@@ -28,7 +37,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         planted[:] = [lambda source: _with_fault(source, re.compile(pattern), replacement, place)]
 
     cuda_target.compiler_here = compiler_here  # type: ignore[assignment]
-    return {**(compiling if args == [COMPILING] else building).open_child([]), "plant": plant}
+    return {**_CHILDREN[args[0] if args else BUILDING].open_child([]), "plant": plant}
 
 
 def _with_fault(source: str, pattern: re.Pattern[str], replacement: str, place: int) -> str:

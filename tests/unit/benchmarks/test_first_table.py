@@ -1,4 +1,4 @@
-"""The first table without a GPU: its operators, stand-ins for NVIDIA's libraries, its verdicts, and cut runs."""
+"""The first table without a GPU: its operators, stand-ins for NVIDIA's libraries, and its verdicts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,13 @@ import onnxruntime
 import pytest
 import tvm
 
-from benchmarks.gpu.part import Slice
-from benchmarks.gpu.table import part
 from benchmarks.gpu.table.contest import FAILED, MISSING, RIGHT, WRONG, interleaved, judged_and_timed
-from benchmarks.gpu.table.operations import OPERATIONS, Operation
+from benchmarks.gpu.table.operations import OPERATIONS, Operation, operation_of
 from benchmarks.gpu.table.peers import Algorithm, Contestant, PeerMissing, Task, cublas, cudnn
 from benchmarks.gpu.table.verdicts import Verdict, verdicts, wrong
 from benchmarks.gpu.table.whole import halved
 from benchmarks.support.transformer import Encoder
-from fractune_core.records import Kind, Status
 from tests.support.hardware.simulated_libraries import SimulatedCublas, SimulatedCudnn, convolution
-from tests.support.hardware.simulated_mps import H200
-from tests.support.samples import validation
 
 PRODUCT = Operation("product", "made up", (3, 5), (5, 7))
 WINDOW = Operation("window", "made up", (2, 3, 9, 8), (4, 3, 3, 3), stride=2)
@@ -190,67 +185,11 @@ def test_a_row_without_two_right_sides_has_no_ratio() -> None:
     assert math.isnan(found.ratio)
 
 
-def test_the_log_names_the_implementations() -> None:
-    """A trial counts where no candidate of the implementation was validated."""
-    share = {"share": "mps:25"}
-    records = [
-        validation("[1]", 1, 3e-4, **share),
-        validation("[2]", 1, 2e-4, **share),
-        validation("[3]", 1, 1e-4, **share, kind=Kind.TRIAL),
-        validation("brandnew:[4]", 1, 5e-4, **share, kind=Kind.TRIAL),
-        validation("brandnew:[5]", 1, 1e-4, **share, status=Status.WRONG_OUTPUT),
-        validation("[6]", 1, 1e-5, share="mps:50"),
-    ]
-    found = part.finalists(records, "mps:25")
-    assert {name: each.trace for name, each in found.items()} == {
-        "fractune": "[2]",
-        "fractune brandnew": "brandnew:[4]",
-    }
-
-
-# ---- slices ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slice:
-    monkeypatch.setattr(part, "refusal_of", lambda _share: "")
-    return Slice(450.0, time.monotonic() + 450.0, H200, tmp_path, tmp_path)
-
-
-TABLE = part.Table((PRODUCT, WINDOW), models=())
-
-
-def test_a_run_that_is_cut_goes_on_with_the_rows_that_are_left(given: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-    room = 3
-
-    def row(_given: Slice, _table: part.Table, operation: Operation, dtype: str) -> dict[str, Any]:
-        if len(made) == room:
-            raise part.NoTimeLeft
-        made.append(f"{operation.name} {dtype}")
-        return {"shares": {"mps:25": {"contestants": {}, "ratio": 0.5 if dtype == "float16" else None}}}
-
-    monkeypatch.setattr(part, "_row", row)
-    assert part.filled(given, TABLE).faults == ("1 of 4 rows are left: give the command again",)
-    room = 4
-    found = part.filled(given, TABLE)
-    assert found.faults == ()
-    assert made == ["product float16", "window float16", "product float32", "window float32"]
-    assert list(found.data["rows"]) == made
-    assert found.line.endswith("float16 at mps:25 0.50 (2 rows); float32 at mps:25 cannot tell")
-
-
-def test_nothing_is_begun_without_the_time_for_it(given: Slice) -> None:
-    late = Slice(10.0, time.monotonic() + 10.0, H200, given.out, given.private)
-    assert part.filled(late, TABLE).faults == ("4 of 4 rows are left: give the command again",)
-
-
-def test_a_wrong_kernel_is_a_fault_of_the_table(given: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
-    off = {"status": WRONG, "max_error": 0.3, "allowed": 0.001}
-    row = {"shares": {"mps:50": {"contestants": {"fractune": off}, "ratio": None}}}
-    monkeypatch.setattr(part, "_row", lambda *_: row)
-    fault = part.filled(given, part.Table((PRODUCT,), ("float16",), models=())).faults
-    assert fault == ("product float16 at mps:50: fractune is WRONG by 3.0e-01, 1.0e-03 is allowed",)
+def test_an_artifact_s_arguments_name_its_operator() -> None:
+    channels_last = [["TENSOR", "float16", [each[0], *each[2:], each[1]]] for each in (WINDOW.x, WINDOW.w, WINDOW.y)]
+    assert operation_of(channels_last, [PRODUCT, WINDOW]) is WINDOW
+    with pytest.raises(ValueError, match="no operator has arguments of"):
+        operation_of(channels_last, [PRODUCT])
 
 
 def test_a_whole_model_is_halved(tmp_path: Path) -> None:

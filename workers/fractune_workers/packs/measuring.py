@@ -174,7 +174,7 @@ def measure_pack(
     with contextlib.ExitStack() as held:
         times = held.enter_context(contextlib.closing(TimesFile(out, pack, operators)))
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="fractune-pack-")))
-        _unpack(pack, folder)
+        unpack(pack, folder)
         places = [_proved(share, folder, held, progress) for share in shares]
         times.check_device(Device.from_json(places[0].session.device_info["device"]))
         run = _Run(pack, list(operators.values()), places, times, progress)
@@ -193,13 +193,22 @@ def measure_pack(
     }
 
 
-def _unpack(pack: Pack, folder: Path) -> None:
+def unpack(pack: Pack, folder: Path) -> None:
     """Write what the measuring children need of the pack."""
     (folder / MANIFEST).write_bytes(json.dumps(pack.manifest.to_json()).encode())
     for name in (ANCHOR, LOOP):
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(pack.host_kernel(name))
+
+
+def batch_of(pack: Pack, operator: PackedOperator, candidates: Iterable[PackedCandidate]) -> ArtifactBatch:
+    """Those of the operator's candidates that could be built. Raises BadBundle."""
+    built = {each.candidate: each.trace for each in candidates if each.status is Status.OK}
+    codes = {name: pack.code(name) for name in built}
+    named = {name: implementation_of(trace) for name, trace in built.items()}
+    others = {name: each for name, each in named.items() if each != DIRECT}
+    return ArtifactBatch(operator.args_info, zlib.crc32(operator.workload_hash.encode()), codes, others)
 
 
 def _proved(share: Share, folder: Path, held: contextlib.ExitStack, progress: Progress) -> _Place:
@@ -278,7 +287,7 @@ class _Run:
     def _trials(self, place: _Place, operator: PackedOperator, candidates: Sequence[PackedCandidate]) -> None:
         untuned = operator.candidates[0]
         todo = self._missing(Kind.TRIAL, place, candidates)
-        batch = self._batch(operator, [untuned, *todo])
+        batch = batch_of(self._pack, operator, [untuned, *todo])
 
         def measure() -> Mapping[str, Outcome]:
             wrong = failures(place.session, batch, untuned.candidate)
@@ -294,7 +303,7 @@ class _Run:
         finalists = [untuned, *self._finalists(operator)]
         # They are timed together, or not at all.
         if len(finalists) > 1 and self._missing(Kind.VALIDATION, place, finalists):
-            batch = self._batch(operator, finalists)
+            batch = batch_of(self._pack, operator, finalists)
             measure = validation(place.session, batch, untuned.candidate)
             self._measure(Kind.VALIDATION, place, operator, finalists, batch, measure)
 
@@ -322,13 +331,6 @@ class _Run:
 
     def _missing(self, kind: Kind, place: _Place, candidates: Iterable[PackedCandidate]) -> list[PackedCandidate]:
         return [each for each in candidates if _Key(kind, each.candidate, place.share) not in self._times.records]
-
-    def _batch(self, operator: PackedOperator, candidates: Iterable[PackedCandidate]) -> ArtifactBatch:
-        built = {each.candidate: each.trace for each in candidates if each.status is Status.OK}
-        codes = {name: self._pack.code(name) for name in built}
-        named = {name: implementation_of(trace) for name, trace in built.items()}
-        others = {name: each for name, each in named.items() if each != DIRECT}
-        return ArtifactBatch(operator.args_info, zlib.crc32(operator.workload_hash.encode()), codes, others)
 
     def _measure(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ from fractune.local.programs import measure_pack
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.sessions.session import PathText
 from fractune.text.output_files import check_writable
-from fractune_core.errors import BadRequest, FractuneError
+from fractune_core.errors import BadRequest
 from fractune_core.files.packs import Pack
 from fractune_core.shares import Share, share_names, with_kernel_shares
 
 _MOST_MINUTES = 7 * 24 * 60.0
-_EXTRAS = {"cpu": ("run", "sign"), "cuda": ("run", "sign", "cuda")}
-"""that a measuring host needs, by kind of device"""
 
 
 def measure(
@@ -57,17 +54,3 @@ def _opened(path: Path, public_key: str | bytes | None) -> Pack:
     from fractune_runtime.signatures import signature_check
 
     return Pack(path, signature_check(public_key))
-
-
-def requirements(kind: str) -> list[str]:
-    """The requirements that pip installs on a host that measures packs: for shares of a `cpu` or of a GPU (`cuda`)."""
-    declared = importlib.metadata.requires("fractune")
-    if declared is None:
-        raise FractuneError("fractune is not installed as a package here, so its requirements are not known")
-    found: dict[str, None] = {}
-    for each in declared:
-        requirement, _, marker = each.partition(";")
-        wanted = not marker or any(f"extra == '{name}'" in marker.replace('"', "'") for name in _EXTRAS[kind])
-        if wanted:
-            found[requirement.strip()] = None
-    return list(found)

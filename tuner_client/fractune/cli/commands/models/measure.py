@@ -10,7 +10,7 @@ import typer
 
 from fractune.cli import options
 from fractune.features.packs.measure import measure as measure_pack
-from fractune.features.packs.measure import requirements
+from fractune.features.packs.wheels import carry_wheels, requirements
 from fractune_core.errors import BadRequest
 from fractune_core.shares import Share, share_names
 
@@ -31,6 +31,11 @@ def measure(
     wheels: Annotated[
         bool, typer.Option("--wheels", help="List what such a host needs, a requirement a line; measure nothing.")
     ] = False,
+    wheels_to: Annotated[
+        Path | None,
+        typer.Option("--wheels-to", metavar="FOLDER", help="Fetch these as small wheels into a new folder."),
+    ] = None,
+    python: Annotated[str, typer.Option("--python", metavar="3.12", help="The host's Python, for --wheels-to.")] = "",
     as_json: options.Json = False,
 ) -> None:
     """Measure a pack on this machine, which needs no compiler and no server. Call it again to go on.
@@ -40,6 +45,10 @@ def measure(
     names = share_names(shares)
     if wheels:
         print("\n".join(requirements(Share.parse(names[0]).device_kind)))
+        return
+    if wheels_to is not None:
+        sizes = carry_wheels(wheels_to.absolute(), Share.parse(names[0]).device_kind, python)
+        print(f"wheels: {len(sizes)} in {wheels_to}, {sum(sizes.values()) / 2**20:.1f} MiB")
         return
     if pack is None:
         raise BadRequest("name the pack, such as fractune measure model.pack --public-key public.pem")
