@@ -7,11 +7,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from onnx import defs, helper
+from onnx import defs
 
 from fractune_workers.children.importing.onnx_models.decompositions import DECOMPOSITIONS
-from fractune_workers.children.importing.onnx_models.onnx_fold import UNROLLED
-from fractune_workers.children.importing.onnx_models.onnx_importer import CONVERTERS, is_known
+from fractune_workers.children.importing.onnx_models.onnx_importer import CONVERTERS
+from fractune_workers.children.importing.onnx_models.onnx_support import how
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 _HEAD = Path(__file__).with_name("models_page_head.md")
@@ -43,19 +43,6 @@ def _names() -> set[str]:
     own = {schema.name for schema in defs.get_all_schemas() if not schema.domain and not schema.deprecated}
     tables = {name for name in {*CONVERTERS, *DECOMPOSITIONS} if not name.startswith(_INTERNAL)}
     return own | tables
-
-
-def how(name: str) -> str:
-    """Whether an operator is native, decomposed or refused."""
-    if name in DECOMPOSITIONS or name in UNROLLED:
-        return "decomposed"
-    domain, _, operator = name.rpartition(".")
-    if name == "If" or is_known(helper.make_node(operator, [], [], domain=domain)):
-        return "native"
-    schema: Any = None if "." in name else defs.get_schema(name)
-    if schema is not None and (schema.has_function or schema.has_context_dependent_function):
-        return "decomposed"
-    return "refused"
 
 
 def _row(name: str, tried: dict[str, Any] | None) -> str:

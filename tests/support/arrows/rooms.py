@@ -495,6 +495,7 @@ ROOMS = {
                 f"fractune_workers{name}"
                 for name in ("", ".calibration", ".child", ".confinement", ".gpu", ".inventory", ".locks", ".packs")
             ),
+            "fractune_workers.reader",
         ),
     ),
     "fractune.server": room(*CORE, GRPC_STUBS, "google.protobuf", "grpc", "grpc_health"),

@@ -13,8 +13,9 @@ from benchmarks import onnx_operators
 from benchmarks.onnx_operators import NAME
 from benchmarks.support.importer_digest import importer_digest
 from benchmarks.support.machine import RESULTS
-from benchmarks.support.models_page import PAGE, how, models_page
+from benchmarks.support.models_page import PAGE, models_page
 from benchmarks.support.node_cases import FAILED, PASSED, REFUSED, Outcome, node_cases, run_case
+from fractune_workers.children.importing.onnx_models.onnx_support import how
 
 RESULT = RESULTS / f"{NAME}.json"
 SLOW = "quantizelinear_axis"

@@ -27,6 +27,8 @@ from fractune_core.shares import Share
 
 _END_S = 10.0
 """from a request to end until the process is killed"""
+_HOW_TIMEOUT_S = 60.0
+"""The child loads TVM, which takes seconds"""
 
 
 @dataclass(frozen=True)
@@ -236,3 +238,21 @@ def require(extra: str, *modules: str) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise FractuneError(f"this part needs {', '.join(missing)}; install 'fractune[{extra}]'")
+
+
+def how_imported(names: Sequence[str]) -> list[str]:
+    """What the importer does with each operator of ONNX: `native`, `decomposed` or `refused`; empty texts if it is not
+    installed here, or does not answer.
+    """
+    try:
+        require("local", "tvm", "onnx")
+        from fractune_workers.reader import reader_child
+
+        child = reader_child("fractune_workers.children.importing.onnx_models.onnx_support", env=own_env())
+        try:
+            said: list[str] = child.call("how", _HOW_TIMEOUT_S, names=list(names))
+        finally:
+            child.stop()
+    except FractuneError:
+        return [""] * len(names)
+    return said

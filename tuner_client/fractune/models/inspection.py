@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fractune.models.graph_summary import GraphSummary
 from fractune.text.rendering import Column, Table
 from fractune_core.errors import BadModel, shortened
 
@@ -101,6 +102,8 @@ class Inspection:
     sizes: tuple[InspectedSize, ...]
     """the open ones; first those with one name, then sums and products"""
     notes: tuple[str, ...] = ()
+    summary: GraphSummary | None = None
+    """what the graph is made of; None in an error about its sizes"""
 
     @property
     def suggested(self) -> dict[str, list[int]]:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import cast
 
 from fractune.local.stack import own_env
+from fractune.models.graph_summary import read_summary
 from fractune.models.inspection import InspectedAxis, InspectedSize, InspectedTensor, Inspection, OpenSizes
 from fractune.models.sizes_child import MOST_ANSWER_BYTES
-from fractune.models.source import ModelSource, model_file
+from fractune.models.source import ModelSource, check_given, check_model_file, is_model_script, model_file
 from fractune_core.codec.plain_json import checked, read_json
 from fractune_core.errors import BadModel, BadRequest, one_line, some_of
 from fractune_core.files.bundles import is_bundle
@@ -79,9 +80,17 @@ def inspect(
 
     Raises BadModel for a model of another format, a damaged file, and `inputs` that contradict the file.
     """
+    if isinstance(model, str | os.PathLike) and not is_model_script(Path(model)):
+        check_model_file(Path(model))
+        check_given(Path(model), inputs or {})
+        return _summed_up(Path(model), inputs, sizes)
     with model_file(model, inputs=inputs) as path:
-        found = _inspection(path, each_shape(inputs or {})[0], sizes or {})
-    return found if isinstance(model, str | os.PathLike) else replace(found, path=path.name)
+        return replace(_summed_up(path, inputs, sizes), path=path.name)
+
+
+def _summed_up(path: Path, inputs: SeveralShapes | None, sizes: Mapping[str, int] | None) -> Inspection:
+    found = _inspection(path, each_shape(inputs or {})[0], sizes or {})
+    return replace(found, summary=read_summary(path))
 
 
 def _inspection(path: Path, given: Inputs, sizes: Mapping[str, int]) -> Inspection:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import fractune
@@ -66,3 +67,34 @@ def test_inspect_says_what_follows_from_what_and_prints_a_command_for_it(tmp_pat
     assert "--size b=1 --size s=128 --shares" in found.command
     assert "192: s + past" in str(found.table)
     assert found.notes == ()
+
+
+def test_inspect_says_what_the_graph_is_made_of(tmp_path: Path) -> None:
+    path = write_decoder(tmp_path / "m.onnx", weights_beside=True)
+    model = onnx.load(path, load_external_data=False)
+    branch = helper.make_graph([helper.make_node("Erf", ["logits"], ["e"])], "b", [], [])
+    model.graph.node.extend(
+        [
+            helper.make_node("Gelu", ["logits"], ["g"], domain="com.microsoft"),
+            helper.make_node("StringNormalizer", ["logits"], ["n"]),
+            helper.make_node("Own", ["logits"], ["o"], domain="mine"),
+            helper.make_node("If", ["c"], ["i"], then_branch=branch, else_branch=branch),
+        ]
+    )
+    path.write_bytes(model.SerializeToString())
+    found = fractune.inspect(path).summary
+    assert found is not None
+    ways = {each.name: (each.nodes, each.how) for each in found.operators}
+    assert ways["MatMul"] == (17, "native")
+    assert ways["Erf"] == (2, "native")
+    assert ways["com.microsoft.Gelu"] == (1, "decomposed")
+    assert ways["StringNormalizer"] == (1, "part")
+    assert ways["mine.Own"] == (1, "refused")
+    assert found.opsets == {"": 18}
+    beside = (tmp_path / "m.onnx.data").stat().st_size
+    assert found.weights["m.onnx.data"] == pytest.approx(beside, abs=64 * 1024)
+    assert 0 < found.weights[""] < 5000
+    text = "\n".join(found.lines)
+    assert "refused: mine.Own 1" in text
+    assert "by ONNX Runtime, as parts: StringNormalizer 1" in text
+    assert "in m.onnx.data" in text

@@ -14,7 +14,7 @@ def inspect(
     sizes: options.SizesByName = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show the inputs of an ONNX file, and sizes for what it leaves open.
+    """Show the inputs of an ONNX file, sizes for what it leaves open, its operators and its weights.
 
     The last line is a command that tunes the model with these sizes. A size that --input gives settles the axes of the
     same name.
@@ -25,5 +25,7 @@ def inspect(
         return
     found.table.print()
     for line in found.table.notes:
+        print(line)
+    for line in found.summary.lines if found.summary else ():
         print(line)
     print(found.command)
