@@ -30,6 +30,7 @@ from fractune_workers.children.importing.operators.windows import WINDOWS
 from fractune_workers.children.rewriting.expressions import is_constant
 
 _MOST_POWER = 63
+_SQUARE = 2
 _CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 """by the number of axes"""
 _MOST_OF_MISH = 30
@@ -313,8 +314,12 @@ def _roi_align(node: OnnxNode) -> relax.Expr:
 
 
 def _pow(node: OnnxNode) -> Any:
-    """Powers are computed in floating point, and those of whole bases by squaring."""
+    """Powers are computed in floating point, and those of whole bases by squaring. A square is a product."""
     base, exponent = node.input(0), node.input(1)
+    only = node.constant(1)
+    if "float" in dtype_of(base) and only is not None and only.size == 1 and only.ndim <= len(shape_of(base)):
+        if only.reshape(-1)[0] == _SQUARE:
+            return relax.op.multiply(base, base)
     if "float" in dtype_of(base) and dtype_of(base) == dtype_of(exponent):
         return node.by_tvm()
     if "float" in dtype_of(base):

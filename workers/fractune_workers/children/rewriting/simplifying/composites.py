@@ -33,6 +33,29 @@ def layer_norm(simplifier: Simplifier, call: Any) -> Any | None:
     return None
 
 
+def rms_norm(simplifier: Simplifier, call: Any) -> Any | None:
+    """x / sqrt(mean(x^2) + epsilon) over the last axis, as a quotient, or as a product with the reciprocal root."""
+    sides = [tuple(call.args)] if operator_of(call) == "divide" else [tuple(call.args), tuple(call.args)[::-1]]
+    for data, scale in sides:
+        least = _epsilon(simplifier, data, scale, operator_of(call))
+        if least is not None and str(data.ty.dtype) == "float32":
+            unit = np.ones(shape_of(data)[-1:], "float32")
+            return relax.op.nn.rms_norm(data, relax.const(unit), axes=[-1], epsilon=least)
+    return None
+
+
+def scaled_rms_norm(simplifier: Simplifier, call: Any) -> Any | None:
+    """A normalisation times a constant row, which becomes its parameter."""
+    for value, row in (tuple(call.args), tuple(call.args)[::-1]):
+        norm, numbers = simplifier.own(value, "nn.rms_norm"), simplifier.numbers(row)
+        gamma = None if norm is None else simplifier.numbers(norm.args[1])
+        if norm is None or numbers is None or gamma is None or gamma.ndim != 1 or numbers.size != gamma.size:
+            continue
+        if numbers.shape[-1:] == gamma.shape and numbers.dtype == gamma.dtype and len(norm.attrs.axes) == 1:
+            return relax.Call(norm.op, [norm.args[0], relax.const(gamma * numbers.reshape(-1))], norm.attrs)
+    return None
+
+
 def scaled_norm(simplifier: Simplifier, call: Any) -> Any | None:
     """A normalisation times or plus a constant row: the row goes into its parameters."""
     for value, row in (tuple(call.args), tuple(call.args)[::-1]):

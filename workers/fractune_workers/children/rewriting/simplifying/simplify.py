@@ -71,6 +71,15 @@ def layer_norm(simplifier: Simplifier, call: Any) -> Any | None:
     )
 
 
+def rms_norm(simplifier: Simplifier, call: Any) -> Any | None:
+    rank = len(shape_of(call))
+    rows = _rows(simplifier, call.args[0])
+    if rows is None or [int(axis) % rank for axis in call.attrs.axes] != [rank - 1]:
+        return None
+    normed = relax.op.nn.rms_norm(rows, call.args[1], axes=[-1], epsilon=float(call.attrs.epsilon))
+    return relax.op.reshape(simplifier.emit(normed), shape_of(call))
+
+
 def matmul(simplifier: Simplifier, call: Any) -> Any | None:
     """A product with a constant matrix."""
     rows, weight = _rows(simplifier, call.args[0]), simplifier.numbers(call.args[1])
@@ -285,8 +294,15 @@ _RULES: tuple[dict[str, tuple[Rule, ...]], ...] = (
         "broadcast_to": (_broadcast,),
         "concat": (_joined_splits,),
         "dequantize": (dequantized,),
-        "divide": (composites.layer_norm, lines.elementwise),
-        "multiply": (composites.gelu, composites.layer_norm, composites.scaled_norm, lines.elementwise),
+        "divide": (composites.layer_norm, composites.rms_norm, lines.elementwise),
+        "multiply": (
+            composites.gelu,
+            composites.layer_norm,
+            composites.rms_norm,
+            composites.scaled_norm,
+            composites.scaled_rms_norm,
+            lines.elementwise,
+        ),
         "nn.batch_norm": (_batch_norm,),
         "nn.conv1d": (lines.conv1d,),
         "nn.conv1d_transpose": (lines.conv1d_transpose,),
@@ -296,6 +312,7 @@ _RULES: tuple[dict[str, tuple[Rule, ...]], ...] = (
         **dict.fromkeys(ELEMENTWISE, (elementwise,)),
         "matmul": (matmul,),
         "nn.layer_norm": (layer_norm,),
+        "nn.rms_norm": (rms_norm,),
         "reshape": (reshaped,),
     },
 )

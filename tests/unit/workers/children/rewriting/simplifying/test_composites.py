@@ -46,6 +46,34 @@ def inverse(net: Network, x: Any) -> Any:
     return net.emit(op.multiply(centred, factor))
 
 
+def mean_square(net: Network, x: Any, square: Any = None) -> Any:
+    """Plus epsilon."""
+    squares = net.emit(op.multiply(x, x)) if square is None else square
+    return net.emit(op.add(const(1e-5), net.emit(op.mean(squares, [-1], keepdims=True))))
+
+
+def root_quotient(net: Network, x: Any) -> Any:
+    squares = net.emit(op.power(x, const(2.0)))
+    normed = net.emit(op.divide(x, net.emit(op.sqrt(mean_square(net, x, squares)))))
+    return net.emit(op.multiply(net.weight(6), normed))
+
+
+def root_product(net: Network, x: Any) -> Any:
+    normed = net.emit(op.multiply(net.emit(op.rsqrt(mean_square(net, x))), x))
+    return net.emit(op.multiply(normed, net.weight(1, 1, 6)))
+
+
+def root_inverse(net: Network, x: Any) -> Any:
+    factor = net.emit(op.divide(const(1.0), net.emit(op.sqrt(mean_square(net, x)))))
+    return net.emit(op.multiply(x, factor))
+
+
+def other_squares(net: Network, x: Any) -> Any:
+    other = net.emit(op.multiply(x, const(3.0)))
+    squares = net.emit(op.multiply(other, other))
+    return net.emit(op.divide(x, net.emit(op.sqrt(mean_square(net, x, squares)))))
+
+
 def other_axis(net: Network, x: Any) -> Any:
     centred, variance = statistics(net, x, axis=1)
     return net.emit(op.divide(centred, net.emit(op.sqrt(variance))))
@@ -78,6 +106,9 @@ def other_root(net: Network, x: Any) -> Any:
         (quotient, ["nn.layer_norm"]),
         (product, ["nn.layer_norm"]),
         (inverse, ["nn.layer_norm"]),
+        (root_quotient, ["nn.rms_norm"]),
+        (root_product, ["nn.rms_norm"]),
+        (root_inverse, ["nn.rms_norm"]),
         (gelu, ["nn.gelu"]),
         (gelu_of_halves, ["nn.gelu"]),
     ],
@@ -89,7 +120,7 @@ def test_they_are_one_operator(body: Callable[..., Any], names: list[str]) -> No
     np.testing.assert_allclose(outputs(short, TARGET, given), outputs(mod, TARGET, given), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("body", [other_axis, other_power, other_root])
+@pytest.mark.parametrize("body", [other_axis, other_power, other_root, other_squares])
 def test_what_only_looks_like_them_stays(body: Callable[..., Any]) -> None:
     mod = network([(2, 3, 6)], body)
     assert calls(simplify(mod)) == calls(mod)
