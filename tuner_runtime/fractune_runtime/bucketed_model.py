@@ -19,6 +19,7 @@ from fractune_core.files.buckets import BATCH, Buckets, OpenAxes, Padding, input
 from fractune_core.files.bundles import Bundle
 from fractune_runtime.choosing import ServesUpTo, VariantChoice, server_of, servers_between
 from fractune_runtime.cpu import ShareHere
+from fractune_runtime.decoder import DecoderSession
 from fractune_runtime.model import Model, warn_caller
 from fractune_runtime.sessions import Feeder, RuntimeMissing, Session, held_session, keep_forever, open_shapes
 from fractune_runtime.tvm_runtime.interface import Bound, Interface
@@ -157,6 +158,10 @@ class BucketedModel(Model):
     def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """As `Model.placed`, for inputs with the exact shapes of a bucket."""
         return Model.placed(self.bucket(inputs), inputs)
+
+    def decoder(self, inputs: Mapping[str, Any] | None = None) -> DecoderSession:
+        """As `Model.decoder`, over all buckets."""
+        return DecoderSession([self._member(number) for number in range(len(self.buckets))], inputs)
 
     def bucket(self, inputs: Mapping[str, Any]) -> Model:
         """The model of the bucket whose exact shapes the inputs have: its `choice`, times and variants. Raises

@@ -65,7 +65,8 @@ class OnCpu:
     def load_variant(self, variant: str) -> Variant:
         loaded = load_variant(self._bundle, variant, self.weights)
         into = loaded.into and with_denormals(loaded.into, kept=self._denormals)
-        return replace(loaded, main=with_denormals(loaded.main, kept=self._denormals), into=into)
+        cached = loaded.cached and with_denormals(loaded.cached, kept=self._denormals)
+        return replace(loaded, main=with_denormals(loaded.main, kept=self._denormals), into=into, cached=cached)
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs)

@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, get_args
@@ -22,6 +23,7 @@ from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share
 from fractune_runtime.choosing import VariantChoice, check_threads, match_share, runtime_choice
 from fractune_runtime.cpu import OnCpu, ShareHere
+from fractune_runtime.decoder import DecoderSession
 from fractune_runtime.gpu import OnGpu
 from fractune_runtime.right_outputs import check_variant
 from fractune_runtime.runner import runner_for
@@ -325,6 +327,40 @@ class Model:
         self._follower.follow(self._take)
         with self._turn.lock:
             self._runner.call(self._backend.run_into, self._variant(variant), arguments, outputs)
+
+    @property
+    def specs(self) -> tuple[list[TensorSpec], list[TensorSpec]]:
+        """The inputs and outputs with the shapes that its code has, of the largest bucket where there are several."""
+        return self._interface.inputs, self._interface.outputs
+
+    def decoder(self, inputs: Mapping[str, Any] | None = None) -> DecoderSession:
+        """A session that keeps the model's cache between calls: see `DecoderSession`. `inputs`: those that stay the
+        same in all calls, such as an encoder's outputs. Raises BadRequest for a model without a cache.
+        """
+        return DecoderSession([self], inputs)
+
+    def run_cached(self, inputs: Mapping[str, Any]) -> list[Array]:
+        """The outputs that are no caches. The `inputs` are arrays by name, and tensors over buffers of the caller for
+        the caches, behind which the new rows are written. For `DecoderSession`, which checks them.
+        """
+        self._follower.follow(self._take)
+        arguments = [
+            value if hasattr(value, "data_ptr") else tensors.as_tensor(spec.name, value)
+            for spec, value in ((spec, inputs[spec.name]) for spec in self._interface.inputs)
+        ]
+        with self._turn.lock:
+            if self.choice.variant in RUNTIMES:
+                raise BadRequest(
+                    f"{self.bundle.name} is run by {self.choice.variant}, which keeps no cache; load it with "
+                    "runtimes=False"
+                )
+            variant = self._variant(None)
+            if variant.cached is None:
+                raise BadRequest(
+                    f"an operator of {self.bundle.name} reads its cache in another shape; run() it with its caches"
+                )
+            outputs = self._runner.call(self._backend.run, replace(variant, main=variant.cached), arguments)
+            return [tensors.as_array(output).copy() for output in outputs]
 
     def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as tensors on the model's device, for many runs without a copy."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.support.forms import elementwise, images, products, reducing, shaping
+from benchmarks.support.forms import elementwise, images, language, products, reducing, shaping
 from benchmarks.support.forms.form import Form
 
 _FAMILIES = (
@@ -21,6 +21,10 @@ _FAMILIES = (
     images.convolutions,
     images.resizes,
     images.regions,
+    language.rotary,
+    language.norms,
+    language.group_query,
+    language.multi_head,
     products.products,
     products.quantized,
     products.recurrent,

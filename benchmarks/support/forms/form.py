@@ -35,6 +35,7 @@ class Form:
     """
 
     operator: str
+    """with its domain in front, where it is not ONNX's own"""
     opset: int
     operands: tuple[str | None, ...]
     given: Mapping[str, Array]
@@ -55,7 +56,9 @@ class Form:
     def model(self, outputs: Sequence[Array] | None = None) -> onnx.ModelProto:
         """With the types of the outputs where `outputs` has them."""
         names = [f"out{number}" for number in range(self.outputs)]
-        node = helper.make_node(self.operator, [name or "" for name in self.operands], names, **self.attributes)
+        domain, _, operator = self.operator.rpartition(".")
+        operands = [name or "" for name in self.operands]
+        node = helper.make_node(operator, operands, names, domain=domain, **self.attributes)
         made = [helper.make_empty_tensor_value_info(name) for name in names]
         if outputs is not None:
             made = [_value_info(name, value) for name, value in zip(names, outputs, strict=True)]
@@ -66,7 +69,8 @@ class Form:
             made,
             [numpy_helper.from_array(value, name) for name, value in self.constants.items()],
         )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
+        opsets = [helper.make_opsetid("", self.opset), *([helper.make_opsetid(domain, 1)] if domain else [])]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
 def _value_info(name: str, value: Array) -> onnx.ValueInfoProto:

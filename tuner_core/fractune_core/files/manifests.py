@@ -23,6 +23,8 @@ ALIGNMENT_BYTES = 64
 """Weights begin at multiples of it, as the compiled code expects of memory"""
 MAIN_INTO = "main_into"
 """The entry of a variant that computes the outputs in memory of the caller"""
+MAIN_CACHED = "main_cached"
+"""The entry of a variant that appends to caches in memory of the caller"""
 ITEM_BYTES = {
     **dict.fromkeys(("bool", "int8", "uint8"), 1),
     **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
@@ -115,6 +117,7 @@ def _complaints(manifest: dict[str, Any]) -> Iterator[str]:
             yield f"two of '{field}' have one name"
     yield from _weight_complaints(manifest["weights"])
     yield from _slot_complaints(manifest)
+    yield from _cache_complaints(manifest)
     yield from _variant_complaints(manifest)
     yield from _measured_complaints(manifest)
     if wrong := checked_complaint(manifest):
@@ -154,6 +157,22 @@ def _slot_complaints(manifest: dict[str, Any]) -> Iterator[str]:
     for tensor in (*manifest["inputs"], *manifest["outputs"]):
         if tensor["shape"][:1] != [len(manifest["slots"])]:
             yield f"'{tensor['name']}' does not have the slots as its first dimension"
+
+
+def _cache_complaints(manifest: dict[str, Any]) -> Iterator[str]:
+    """Each cache is an input and an output, which differ in the rows along one axis alone; the output has more."""
+    shapes = [{each["name"]: each["shape"] for each in manifest[field]} for field in ("inputs", "outputs")]
+    if not _list_of(_is_object)(manifest.get("caches", [])):
+        yield "'caches' is not a list of objects"
+        return
+    for cache in manifest.get("caches", []):
+        past, present, axis = shapes[0].get(cache.get("input")), shapes[1].get(cache.get("output")), cache.get("axis")
+        if past is None or present is None or type(axis) is not int or not 0 <= axis < len(past):
+            yield "'caches' name an input, an output or an axis that is not there"
+        elif len(past) != len(present) or None in (*past, *present) or past[axis] >= present[axis]:
+            yield f"the cache '{cache['input']}' has no more rows behind a call than before"
+        elif [*past[:axis], *past[axis + 1 :]] != [*present[:axis], *present[axis + 1 :]]:
+            yield f"the cache '{cache['input']}' has other shapes before and behind a call"
 
 
 def _variant_complaints(manifest: dict[str, Any]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from typing import Any
 from fractune_core.cuda import load_cudart
 from fractune_core.errors import BadBundle, FractuneError, first_line
 from fractune_core.files.bundles import WEIGHTS, Bundle
-from fractune_core.files.manifests import ALIGNMENT_BYTES, MAIN_INTO
+from fractune_core.files.manifests import ALIGNMENT_BYTES, MAIN_CACHED, MAIN_INTO
 from fractune_core.host import thread_pool
 
 _LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
@@ -112,6 +112,8 @@ class Variant:
     """takes tensors for the outputs as well, and returns nothing; None where the memory of an output is not
     allocated for it alone"""
     weights: Sequence[Any] = ()
+    cached: Callable[..., Any] | None = None
+    """as `main`, with buffers of the caller for the caches, and without these among its outputs; None without caches"""
     instrument: Callable[[Any], None] | None = None
     """has TVM's virtual machine call a function before and after each call that it makes; None stops it"""
 
@@ -128,13 +130,19 @@ def load_entries(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -
     module = _function("tvm_ffi_orcjit.SessionLoadModule")(session, list(objects), "", None, None)
     machine = module["vm_load_executable"]()
     machine["vm_initialization"](*(number for device in devices for number in (*device, _POOLED_ALLOCATOR)))
-    try:
-        into = machine[MAIN_INTO]
-    except AttributeError:
-        into = None
-    return Variant(machine["main"], into, instrument=machine["set_instrument"]), int(
+    into, cached = (_entry(machine, name) for name in (MAIN_INTO, MAIN_CACHED))
+    return Variant(machine["main"], into, cached=cached, instrument=machine["set_instrument"]), int(
         machine["get_function_arity"]("main")
     )
+
+
+def _entry(machine: Any, name: str) -> Callable[..., Any] | None:
+    """A function of the virtual machine; None if the code has none of this name."""
+    try:
+        found: Callable[..., Any] = machine[name]
+    except AttributeError:
+        return None
+    return found
 
 
 def viewed(tensor: Any, shape: Sequence[int], dtype: str) -> Any:

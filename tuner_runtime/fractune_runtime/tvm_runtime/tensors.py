@@ -176,13 +176,9 @@ def device_of(value: Any) -> tuple[int, int]:
 def as_tensor(name: str, value: Any) -> Any:
     """The input `name` as a tensor, over its memory if that fits. Raises BadRequest if memory of a GPU does not."""
     import numpy as np
-    import tvm_ffi
 
     if isinstance(value, np.ndarray):
-        fitting = value if fits(value) else _aligned_copy(value)
-        if value.dtype.kind in _KINDS_OF_DLPACK:
-            return tvm_ffi.from_dlpack(fitting)
-        return viewed(tvm_ffi.from_dlpack(_bare(fitting)), value.shape, str(value.dtype))
+        return over(value if fits(value) else _aligned_copy(value))
     if fits(value):
         return value
     if device_of(value)[0] not in MEMORY_OF_CPUS:
@@ -190,6 +186,15 @@ def as_tensor(name: str, value: Any) -> Any:
             f"input '{name}' is not a contiguous array on the GPU, or is not aligned; make a copy of it there"
         )
     return as_tensor(name, _aligned_copy(as_array(value)))
+
+
+def over(array: Array) -> Any:
+    """A tensor over an array's memory as it lies, for code that does not expect it to begin at a multiple of 64."""
+    import tvm_ffi
+
+    if array.dtype.kind in _KINDS_OF_DLPACK:
+        return tvm_ffi.from_dlpack(array)
+    return viewed(tvm_ffi.from_dlpack(_bare(array)), array.shape, str(array.dtype))
 
 
 def fits(value: Any) -> bool:

@@ -22,6 +22,7 @@ from fractune_core.records import UNTUNED
 from fractune_core.targets import capability, runs_on
 from fractune_core.workloads import workload_hash
 from fractune_workers.children.compiling.attention import Chain, chains_of, names_outside, with_attention, workloads_of
+from fractune_workers.children.compiling.cache_in_place import described_caches
 from fractune_workers.children.compiling.implementations import (
     calls_of,
     hashes_of,
@@ -253,12 +254,15 @@ def compile_bundle(
         described.append(
             {"name": variant["name"], "objects": sorted(objects), "weights": each.weights, "kernels": kernels}
         )
+    interface = describe_main(lifted[0].module, len(lifted[0].weights), prepared.names)
+    caches = described_caches(lifted[0].module, interface["inputs"], interface["outputs"])
     whole = {
         **manifest,
         "model": {**manifest["model"], **({"metadata": prepared.metadata} if prepared.metadata else {})},
         "target": str(parsed),
         "code": {"architecture": architecture(parsed), "features": needed_features(parsed)},
-        **describe_main(lifted[0].module, len(lifted[0].weights), prepared.names),
+        **interface,
+        **({"caches": caches} if caches else {}),
         **({"slots": list(prepared.slots), "apart": list(prepared.apart)} if prepared.slots else {}),
         **describe_constants(inputs),
         "weights": layout,

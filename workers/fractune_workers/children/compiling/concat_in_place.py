@@ -17,6 +17,7 @@ from tvm import relax, tirx
 from tvm.ir import Range, TensorLoad, TensorRegion
 
 from fractune_core.errors import FractuneError
+from fractune_core.files.manifests import ALIGNMENT_BYTES
 from fractune_workers.children.rewriting.expressions import bits_of, operator_of, relax_functions, shape_of
 
 _CONCAT = "concat"
@@ -72,15 +73,16 @@ class _Kernels:
         return self._made[key]
 
 
-def into_slice(function: Any, parameter: int, shape: Sequence[int], axis: int, offset: int) -> Any:
+def into_slice(
+    function: Any, parameter: int, shape: Sequence[Any], axis: int, offset: int, alignment: int = ALIGNMENT_BYTES
+) -> Any:
     """A TIR function, scheduled or not, with a buffer of `shape` for one of its parameters. It uses the slice of the
-    buffer from `offset` on along `axis`.
+    buffer from `offset` on along `axis`. `alignment`: bytes at whose multiple the buffer begins.
     """
     old = function.params[parameter]
     ty = old.ty
-    new = tirx.decl_buffer(
-        [tirx.IntImm("int64", dim) for dim in shape], ty.dtype, name=old.name, scope=ty.storage_scope
-    )
+    dims = [tirx.IntImm("int64", dim) if isinstance(dim, int) else dim for dim in shape]
+    new = tirx.decl_buffer(dims, ty.dtype, name=old.name, scope=ty.storage_scope, data_alignment=alignment)
 
     def moved(indices: Any) -> list[Any]:
         return [index + offset if at == axis else index for at, index in enumerate(indices)]

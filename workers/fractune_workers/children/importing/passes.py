@@ -23,7 +23,7 @@ from fractune_core.errors import BadModel, first_line, shortened
 from fractune_core.implementations import DIRECT
 from fractune_core.operators import MOST_NAME_CHARACTERS
 from fractune_core.workloads import workload_hash
-from fractune_workers.children.layouts import elementwise, four_bits, products, ranges
+from fractune_workers.children.layouts import attention, elementwise, four_bits, products, ranges
 from fractune_workers.children.layouts.planner import Planner, Rule, block_lanes
 from fractune_workers.children.layouts.transposed import conv2d_transpose
 from fractune_workers.children.recurrent.vectors import (
@@ -41,6 +41,7 @@ from fractune_workers.children.rewriting import (
     transcendental,
 )
 from fractune_workers.children.rewriting.accumulators import ACCUMULATORS
+from fractune_workers.children.rewriting.caches import with_caches
 from fractune_workers.children.rewriting.concats import CONCAT, kept, settled
 from fractune_workers.children.rewriting.expressions import (
     has_fixed_shapes,
@@ -55,7 +56,7 @@ from fractune_workers.children.rewriting.simplifying.simplify import simplify
 from fractune_workers.children.rewriting.widened import HALVES
 from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
-from fractune_workers.children.tvm_api.target import vector_unit
+from fractune_workers.children.tvm_api.target import VectorUnit, vector_unit
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 
 _PREFIX = "relax."
@@ -168,7 +169,7 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
         refuse_recurrences(mod)
         return with_channels_last(mod) if target.kind.name == "cuda" else mod
     unit = vector_unit(target)
-    rules: dict[str, Rule] = {**_RULES, "call_tir": partial(four_bits.in_vectors, unit=unit)}
+    rules: dict[str, Rule] = {**_RULES, "call_tir": partial(_in_vectors, unit=unit)}
     lanes = block_lanes(
         [binding.value for each in relax_functions(mod).values() for binding in bindings_of(each)], unit
     )
@@ -176,6 +177,12 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     planner = Planner(mod.clone(), rules, elementwise.part, lanes, implementation, dots)
     tidy = [relax.transform.EliminateCommonSubexpr(), relax.transform.DeadCodeElimination()]
     return tvm.transform.Sequential(tidy)(with_vectors(rewritten(mod, planner), target))
+
+
+def _in_vectors(planner: Planner, call: Any, unit: VectorUnit) -> tuple[Any, None] | None:
+    """The rule for a call of a kernel: those that have a kernel of vectors get it."""
+    made = (rule(planner, call, unit) for rule in (four_bits.in_vectors, attention.in_vectors))
+    return next((each for each in made if each is not None), None)
 
 
 # Operators of half precision that are computed in float32 and rounded once: prefix sums, and scatters that add.
@@ -298,7 +305,8 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     try:
         with target, tvm.transform.PassContext(opt_level=3):
             direct = with_wide_operators(without_origins(mod))
-            return settled(passes(planned(looked_up(simplify(direct)), target, implementation)))
+            simple = with_caches(looked_up(simplify(direct)))
+            return settled(passes(planned(simple, target, implementation)))
     except BadModel:
         raise
     except Exception as error:

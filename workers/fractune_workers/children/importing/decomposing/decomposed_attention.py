@@ -16,6 +16,8 @@ from fractune_workers.children.importing.decomposing.decomposition import Decomp
 
 _LOWEST = -10000.0
 """Added to the score of a masked key, unless the node says otherwise"""
+_ROWS, _CACHE = 3, 4
+"""Ranks of queries, and of keys in a cache"""
 _MASK_OF_PAIRS = 3
 """Rank of a mask that differs from query to query"""
 
@@ -50,19 +52,37 @@ def _qattention(made: Decomposition) -> None:
 
 
 def _multi_head(made: Decomposition) -> None:
-    """MultiHeadAttention: query, key, value, bias, key padding mask, attention bias, past."""
-    _refuse_past(made, 6, 7)
-    if not (made.optional(1) and made.optional(2)) or {made.rank(index) for index in range(3)} != {3}:
+    """MultiHeadAttention: query, key, value, bias, key padding mask, attention bias, past key, past value.
+
+    Keys and values of four axes are those of a cache. With a past, new ones go behind it.
+    """
+    if made.optional(8) or made.optional(9):
+        raise made.refused("its cache is larger than its past (past_sequence_length); export it with an exact one")
+    if not (made.optional(1) and made.optional(2)) or made.rank(0) != _ROWS or made.rank(1) != made.rank(2):
         raise made.refused("its queries, keys and values are packed into one tensor; export it with three inputs")
     batch, queries, width = made.shape(0)
-    _, keys, value_width = made.shape(2)
-    heads = _heads(made, width, value_width)
-    sizes = _Sizes(batch, queries, keys, heads, width // heads, value_width // heads)
+    heads, is_cache = _heads(made, width), made.rank(1) == _CACHE
+    keys, value_head = made.shape(2)[-2], made.shape(2)[-1] if is_cache else made.shape(2)[-1] // heads
+    _heads(made, *([] if is_cache else [made.shape(2)[-1]]))
     parts = [made.input(index) for index in range(3)]
     if made.optional(3):
-        biases = _parts(made, made.input(3), [width, width, value_width], axis=0)
-        parts = [made.add("Add", part, bias) for part, bias in zip(parts, biases, strict=True)]
-    _attend(made, parts, sizes, made.element_type(0), mask=4, bias=5)
+        biases = _parts(made, made.input(3), [width, width, heads * value_head], axis=0)
+        count = 1 if is_cache else len(parts)
+        parts[:count] = [made.add("Add", part, bias) for part, bias in zip(parts[:count], biases, strict=False)]
+    past = made.shape(6)[2] if made.optional(6) else 0
+    sizes = _Sizes(batch, queries, past + keys, heads, width // heads, value_head)
+    if not is_cache:
+        parts[1] = _by_heads(made, parts[1], heads, sizes.head, [0, 2, 1, 3])
+        parts[2] = _by_heads(made, parts[2], heads, value_head, [0, 2, 1, 3])
+    if past:
+        parts[1:] = [
+            made.add("Concat", made.input(6 + at), part, output=made.output(1 + at), axis=2)
+            for at, part in enumerate(parts[1:])
+        ]
+    else:
+        parts[1:] = [made.named(part, made.output(1 + at)) for at, part in enumerate(parts[1:])]
+    parts[0] = _by_heads(made, parts[0], heads, sizes.head, [0, 2, 1, 3])
+    _attend_heads(made, parts, sizes, made.element_type(0), mask=4, bias=5)
 
 
 def _refuse_past(made: Decomposition, *inputs: int) -> None:
@@ -109,9 +129,17 @@ def _parts(made: Decomposition, value: str, widths: list[int], axis: int) -> lis
 def _attend(made: Decomposition, parts: list[str], sizes: _Sizes, kind: int, mask: int, bias: int | None) -> None:
     """`kind`: the type of the numbers; `mask` and `bias`: which inputs they are."""
     _refuse_present(made)
-    query = _by_heads(made, parts[0], sizes.heads, sizes.head, [0, 2, 1, 3])
-    key = _by_heads(made, parts[1], sizes.heads, sizes.head, [0, 2, 3, 1])
-    value = _by_heads(made, parts[2], sizes.heads, sizes.value_head, [0, 2, 1, 3])
+    by_heads = [
+        _by_heads(made, part, sizes.heads, head, [0, 2, 1, 3])
+        for part, head in zip(parts, (sizes.head, sizes.head, sizes.value_head), strict=True)
+    ]
+    _attend_heads(made, by_heads, sizes, kind, mask, bias)
+
+
+def _attend_heads(made: Decomposition, parts: list[str], sizes: _Sizes, kind: int, mask: int, bias: int | None) -> None:
+    """The same for queries, keys and values (batch, heads, rows, width)."""
+    query, key, value = parts
+    key = made.add("Transpose", key, perm=[0, 1, 3, 2])
     factor = float(made.attribute("scale", 0.0)) or 1 / math.sqrt(sizes.head)
     scores = made.add("Mul", made.add("MatMul", query, key), made.constant(factor, kind))
     added = [_mask(made, mask, sizes, kind), _causal(made, sizes, kind), made.optional(bias) if bias else ""]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ from fractune_workers.children.importing.onnx_graph import (
 )
 from fractune_workers.children.importing.onnx_models.decompositions import decomposed, renewed
 from fractune_workers.children.importing.onnx_models.onnx_loops import unrolled
-from fractune_workers.children.importing.operators.packed_weights import PACKED_WEIGHTS, inferred
+from fractune_workers.children.importing.operators import group_query, packed_weights, rotary
 from fractune_workers.children.importing.operators.quantization import QUANTIZED_LSTM, as_lstm
 
 _LARGEST = 65_536
@@ -67,6 +67,14 @@ _SIZED_BY_INPUTS = frozenset({"Compress", "NonZero", "Unique"})
 indexed)."""
 _NEVER_COMPUTED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "SequenceEmpty"})
 """Operators over constants that slimming leaves as they are"""
+
+
+_INFERRED: Mapping[str, Callable[..., dict[str, onnx.TypeProto]]] = {
+    **dict.fromkeys(packed_weights.PACKED_WEIGHTS, packed_weights.inferred),
+    "com.microsoft.GroupQueryAttention": group_query.inferred,
+    "com.microsoft.RotaryEmbedding": rotary.inferred,
+}
+"""By operator of other domains: the types of its outputs from those of its inputs, and from constant inputs"""
 
 
 @dataclass(frozen=True)
@@ -277,11 +285,11 @@ class Folding:
             return {}
         tensors = {name: value.tensor for name, value in inputs.items() if value.tensor}
         kinds = {name: value.type for name, value in inputs.items() if value.type}
-        if operator_of(node) in PACKED_WEIGHTS:
-            return inferred(node, kinds)
         if operator_of(node) in QUANTIZED_LSTM:
             node, kinds = as_lstm(node, kinds)
         try:
+            if operator_of(node) in _INFERRED:
+                return _INFERRED[operator_of(node)](node, kinds, tensors)
             return dict(
                 shape_inference.infer_node_outputs(
                     self._schema(node),

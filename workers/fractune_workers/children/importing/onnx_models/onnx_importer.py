@@ -33,6 +33,7 @@ from fractune_workers.children.importing.onnx_models.onnx_branches import BRANCH
 from fractune_workers.children.importing.onnx_models.sections import with_sections
 from fractune_workers.children.importing.operators.corrected import CORRECTED
 from fractune_workers.children.importing.operators.fourier import FOURIER
+from fractune_workers.children.importing.operators.group_query import GROUP_QUERY
 from fractune_workers.children.importing.operators.onnx_node import (
     AS_BYTES,
     WITHOUT_KERNELS,
@@ -46,6 +47,7 @@ from fractune_workers.children.importing.operators.onnx_node import (
 from fractune_workers.children.importing.operators.packed_weights import PACKED_WEIGHTS
 from fractune_workers.children.importing.operators.quantization import INTEGER_PRODUCTS, QUANTIZATION, QUANTIZED_LSTM
 from fractune_workers.children.importing.operators.recurrent import RECURRENT
+from fractune_workers.children.importing.operators.rotary import ROTARY
 from fractune_workers.children.rewriting.expressions import is_constant, type_text
 from fractune_workers.children.rewriting.origins import with_origins
 from fractune_workers.children.rewriting.widened import HALVES
@@ -57,11 +59,13 @@ CONVERTERS: Mapping[str, Converter] = {
     **BRANCHES,
     **CORRECTED,
     **FOURIER,
+    **GROUP_QUERY,
     **INTEGER_PRODUCTS,
     **PACKED_WEIGHTS,
     **QUANTIZATION,
     **QUANTIZED_LSTM,
     **RECURRENT,
+    **ROTARY,
 }
 
 LATE = (
@@ -143,7 +147,9 @@ def _is_fixed(value: Any) -> bool:
 
 
 def what_is_invalid(node: onnx.NodeProto, opset: int) -> str:
-    """What ONNX's own checker finds wrong with the node; empty for nothing."""
+    """What ONNX's own checker finds wrong with the node; empty for nothing, and for a node of another domain."""
+    if domain_of(node.domain):
+        return ""
     context = checker.C.CheckerContext()
     context.ir_version = onnx.IR_VERSION
     context.opset_imports = {"": opset, "ai.onnx": opset}

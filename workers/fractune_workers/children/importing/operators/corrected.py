@@ -316,15 +316,14 @@ def _roi_align(node: OnnxNode) -> relax.Expr:
 def _pow(node: OnnxNode) -> Any:
     """Powers are computed in floating point, and those of whole bases by squaring. A square is a product."""
     base, exponent = node.input(0), node.input(1)
-    only = node.constant(1)
-    if "float" in dtype_of(base) and only is not None and only.size == 1 and only.ndim <= len(shape_of(base)):
-        if only.reshape(-1)[0] == _SQUARE:
-            return relax.op.multiply(base, base)
+    powers = node.constant(1)
+    square = powers is not None and powers.size == 1 and powers.ndim <= len(shape_of(base)) and powers.item() == _SQUARE
+    if "float" in dtype_of(base) and square:
+        return relax.op.multiply(base, base)
     if "float" in dtype_of(base) and dtype_of(base) == dtype_of(exponent):
         return node.by_tvm()
     if "float" in dtype_of(base):
         return relax.op.power(base, node.builder.normalize(as_type(dtype_of(base), exponent)))
-    powers = node.constant(1)
     if powers is None or powers.size == 0 or not np.isin(powers, range(_MOST_POWER + 1)).all():
         raise node.refused(
             f"its base is {dtype_of(base)}, and its exponent is not a constant of whole numbers from 0 to "

@@ -96,7 +96,9 @@ def _flat(node: OnnxNode, value: relax.Expr, size: int) -> relax.Expr:
     return node.emit(relax.op.reshape(value, [size]))
 
 
-def inferred(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TypeProto]:
+def inferred(
+    node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], _constants: Mapping[str, onnx.TensorProto]
+) -> dict[str, onnx.TypeProto]:
     """The type of the product, which ONNX does not infer. `types`: of the inputs, by name."""
     columns = next((each.i for each in node.attribute if each.name == "N"), 0)
     if columns < 1 or not node.input or node.input[_DATA] not in types:

@@ -1,0 +1,144 @@
+"""A tiny causal decoder whose outputs follow from positions: norms and rotary embeddings are written out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.support.real_bundle import compile_model
+
+Array = npt.NDArray[Any]
+VOCABULARY, HEADS, HEAD, LAYERS = 60, 2, 16, 1
+_WIDTH = HEADS * HEAD
+_POSITIONS = 512
+_CACHES = [f"{kind}.{layer}" for layer in range(LAYERS) for kind in ("key", "value")]
+
+
+class _Graph:
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: dict[str, Array] = {}
+        self._rng = np.random.default_rng(0)
+
+    def add(self, operator: str, *inputs: str, name: str = "", **attributes: Any) -> str:
+        made = name or f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, list(inputs), [made], **attributes))
+        return made
+
+    def const(self, value: Any, dtype: str = "int64") -> str:
+        name = f"c{len(self.weights)}"
+        self.weights[name] = np.array(value, dtype)
+        return name
+
+    def weight(self, *shape: int) -> str:
+        return self.const(self._rng.normal(0, 1 / np.sqrt(shape[0]), shape), "float32")
+
+    def product(self, x: str, columns: int, rows: int = _WIDTH) -> str:
+        return self.add("MatMul", x, self.weight(rows, columns))
+
+    def norm(self, x: str) -> str:
+        mean = self.add("ReduceMean", self.add("Pow", x, self.const(2, "float32")), self.const([-1]))
+        root = self.add("Sqrt", self.add("Add", mean, self.const(1e-6, "float32")))
+        return self.add("Mul", self.const(self._rng.uniform(0.5, 2, _WIDTH), "float32"), self.add("Div", x, root))
+
+    def by_heads(self, x: str) -> str:
+        return self.add("Transpose", self.add("Reshape", x, self.const([0, 0, HEADS, HEAD])), perm=[0, 2, 1, 3])
+
+    def turned(self, x: str, cos: str, sin: str) -> str:
+        half, axis = HEAD // 2, self.const([3])
+        first = self.add("Slice", x, self.const([0]), self.const([half]), axis)
+        second = self.add("Slice", x, self.const([half]), self.const([HEAD]), axis)
+        other = self.add("Concat", self.add("Neg", second), first, axis=3)
+        return self.add("Add", self.add("Mul", x, cos), self.add("Mul", other, sin))
+
+    def mask(self) -> str:
+        """0 for keys that a query sees, else the lowest number (batch, 1, tokens, keys)."""
+        total = self.add("Gather", self.add("Shape", "attention_mask"), self.const(1))
+        count = self.add("Gather", self.add("Shape", "input_ids"), self.const(1))
+        keys = self.add("Range", self.const(0), total, self.const(1))
+        own = self.add("Range", self.add("Sub", total, count), total, self.const(1))
+        later = self.add("Greater", keys, self.add("Unsqueeze", own, self.const([1])))
+        hidden = self.add("Equal", self.add("Unsqueeze", "attention_mask", self.const([1, 2])), self.const(0))
+        either = self.add("Or", later, hidden)
+        return self.add("Where", either, self.const(np.finfo("float32").min, "float32"), self.const(0, "float32"))
+
+    def layer(self, number: int, x: str, mask: str, tables: tuple[str, str]) -> str:
+        y = self.norm(x)
+        query, key, value = (self.by_heads(self.product(y, _WIDTH)) for _ in range(3))
+        query, key = self.turned(query, *tables), self.turned(key, *tables)
+        key = self.add("Concat", f"past.key.{number}", key, name=f"present.key.{number}", axis=2)
+        value = self.add("Concat", f"past.value.{number}", value, name=f"present.value.{number}", axis=2)
+        scores = self.add("MatMul", query, self.add("Transpose", key, perm=[0, 1, 3, 2]))
+        scores = self.add("Add", self.add("Mul", scores, self.const(HEAD**-0.5, "float32")), mask)
+        seen = self.add("MatMul", self.add("Softmax", scores, axis=-1), value)
+        flat = self.add("Reshape", self.add("Transpose", seen, perm=[0, 2, 1, 3]), self.const([0, 0, _WIDTH]))
+        x = self.add("Add", x, self.product(flat, _WIDTH))
+        y = self.norm(x)
+        gate, up = self.product(y, 2 * _WIDTH), self.product(y, 2 * _WIDTH)
+        silu = self.add("Mul", gate, self.add("Sigmoid", gate))
+        return self.add("Add", x, self.product(self.add("Mul", silu, up), _WIDTH, 2 * _WIDTH))
+
+
+def write_decoder(path: Path) -> Path:
+    made, info = _Graph(), helper.make_tensor_value_info
+    angles = np.arange(_POSITIONS)[:, None] / 100.0 ** (np.arange(HEAD // 2) / (HEAD // 2))
+    tables = [
+        made.add("Unsqueeze", made.add("Gather", made.const(table, "float32"), "position_ids"), made.const([1]))
+        for table in (np.tile(np.cos(angles), 2), np.tile(np.sin(angles), 2))
+    ]
+    mask, x = made.mask(), made.add("Gather", made.weight(VOCABULARY, _WIDTH), "input_ids")
+    for number in range(LAYERS):
+        x = made.layer(number, x, mask, (tables[0], tables[1]))
+    made.add("MatMul", made.norm(x), made.const(made._rng.normal(0, 1, (_WIDTH, VOCABULARY)), "float32"), name="logits")
+    whole, number = TensorProto.FLOAT, TensorProto.INT64
+    inputs = [info(name, number, ["batch", "tokens"]) for name in ("input_ids", "position_ids")]
+    inputs.append(info("attention_mask", number, ["batch", "past + tokens"]))
+    inputs += [info(f"past.{each}", whole, ["batch", HEADS, "past", HEAD]) for each in _CACHES]
+    outputs = [info("logits", whole, ["batch", "tokens", VOCABULARY])]
+    outputs += [info(f"present.{each}", whole, ["batch", HEADS, "past + tokens", HEAD]) for each in _CACHES]
+    weights = [numpy_helper.from_array(value, name) for name, value in made.weights.items()]
+    graph = helper.make_graph(made.nodes, "decoder", inputs, outputs, weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+def shapes_of(past: int, tokens: int) -> dict[str, list[int]]:
+    caches = {f"past.{each}": [1, HEADS, past, HEAD] for each in _CACHES}
+    ids = [1, tokens]
+    return {"input_ids": ids, "position_ids": ids, "attention_mask": [1, past + tokens], **caches}
+
+
+def compile_decoder(model: Path, past: int, tokens: int) -> Path:
+    out = model.with_name(f"decoder-{past}-{tokens}.fractune")
+    return compile_model(model, out, tuned=["cpu:1"], inputs=shapes_of(past, tokens))
+
+
+class ByOnnxRuntime:
+    """The decoder with its cache passed on from call to call."""
+
+    def __init__(self, model: Path) -> None:
+        import onnxruntime
+
+        self._session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+        self._cache: Mapping[str, Array] = {
+            f"past.{each}": np.zeros((1, HEADS, 0, HEAD), "float32") for each in _CACHES
+        }
+
+    def logits(self, *ids: int) -> Array:
+        """Behind the last of these tokens (batch, vocabulary)."""
+        length = next(iter(self._cache.values())).shape[2]
+        given = {
+            "input_ids": np.array([ids]),
+            "position_ids": length + np.arange(len(ids))[None],
+            "attention_mask": np.ones((1, length + len(ids)), "int64"),
+        }
+        logits, *presents = self._session.run(None, {**given, **self._cache})
+        self._cache = dict(zip(self._cache, presents, strict=True))
+        last: Array = logits[:, -1]
+        return last

@@ -1,0 +1,198 @@
+"""A third entry of a model: its caches are buffers of the caller, and the new rows are written into them.
+
+`main_cached` takes the parameters of `main`. In the place of a cache's input it takes a buffer whose axis of rows has
+any size. The rows before lie there already, the entry writes the new ones behind them, and all operators read both
+there. It returns the other outputs. So no cache is copied, and the caller chooses which rows of a larger buffer these
+are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import gcd, prod
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as builder
+
+from fractune_core.files.manifests import ALIGNMENT_BYTES, MAIN_CACHED
+from fractune_workers.children.compiling.concat_in_place import into_slice
+from fractune_workers.children.compiling.entries import allocation_of, tensors_of
+from fractune_workers.children.rewriting.caches import Cache, caches_of
+from fractune_workers.children.rewriting.expressions import OPAQUE, operator_of, shape_of
+
+_ROWS = "rows"
+_LANES = 16
+"""of a loop that copies"""
+
+
+class _Unfit(Exception):
+    """An operator reads a cache in a form that a larger buffer does not have."""
+
+
+def with_entry_for_caches(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with `main_cached`. Its tensors must be allocated already, and not planned. Unchanged without caches,
+    and where an operator reads a cache in another shape.
+    """
+    caches = caches_of(mod)
+    try:
+        return _Entry(mod, caches).module() if caches else mod
+    except _Unfit:
+        return mod
+
+
+class _Entry:
+    def __init__(self, mod: tvm.IRModule, caches: Sequence[Cache]) -> None:
+        self._mod, self._main = mod, mod["main"]
+        self._builder = relax.BlockBuilder(mod.clone())
+        bindings = [binding for block in self._main.body.blocks for binding in block.bindings]
+        values = {binding.var: binding.value for binding in bindings}
+        outputs = list(tensors_of(self._main.body.body, values))
+        self._bindings = bindings
+        self._left = [each for at, each in enumerate(outputs) if at not in {cache.output for cache in caches}]
+        self._params = list(self._main.params)
+        self._caches: dict[Any, Cache] = {}
+        """by the parameter of the rows before"""
+        self._held: dict[Any, tuple[Any, int]] = {}
+        """by a tensor of `main` that is a cache: the buffer, and the axis of its rows"""
+        self._kernels: dict[Any, Any] = {}
+        rows = tirx.Var(_ROWS, "int64")
+        for cache in caches:
+            past, made = self._params[cache.input], allocation_of(outputs[cache.output], values)
+            if made is None:
+                raise _Unfit
+            buffer = relax.Var(past.name, relax.TensorType(_with_rows(shape_of(past), cache.axis, rows), past.ty.dtype))
+            self._caches[past] = cache
+            self._params[cache.input] = buffer
+            self._held[made] = buffer, cache.axis
+
+    def module(self) -> tvm.IRModule:
+        placed = [each for binding in self._bindings for each in self._placed(binding)]
+        if self._caches:  # of one the rows are not read by the kernel that appends to them
+            raise _Unfit
+        returned = relax.Tuple(self._left)
+        body = relax.SeqExpr([relax.BindingBlock(placed)], returned)
+        attrs = self._main.attrs
+        entry = relax.Function(self._params, body, relax.TupleType([each.ty for each in self._left]), attrs=attrs)
+        changed = self._builder.get()
+        entry = relax.utils.copy_with_new_vars(entry).with_attr("global_symbol", MAIN_CACHED)
+        changed[MAIN_CACHED] = entry
+        return relax.transform.Normalize()(changed)
+
+    def _placed(self, binding: Any) -> list[Any]:
+        """The bindings in the place of one of `main`."""
+        var, value = binding.var, binding.value
+        if var in self._held:
+            return []  # the caller's buffer
+        if value in self._held:
+            self._held[var] = self._held[value]
+            return []
+        if isinstance(value, relax.Tuple) and any(each in self._held for each in value.fields):
+            return []  # the result of `main`
+        if not isinstance(value, relax.Call):
+            return [binding]
+        if operator_of(value) == "reshape" and value.args[0] in self._held:
+            return [self._reshaped(var, value)]
+        past = next((each for each in value.args if each in self._caches), None)
+        call = self._reading(value) if past is None else self._appending(value, self._caches.pop(past))
+        return [relax.VarBinding(var, call) if isinstance(binding, relax.VarBinding) else binding]
+
+    def _appending(self, call: Any, cache: Cache) -> Any:
+        """The new rows alone are written, behind those before."""
+        operands = list(call.args)
+        if len(operands) != 3 or operands[2] not in self._held or self._held[operands[2]][1] != cache.axis:
+            raise _Unfit
+        past, new = shape_of(operands[0]), operands[1]
+        dtype = str(new.ty.dtype)
+        function = _append(shape_of(new), past, cache.axis, dtype)
+        return relax.Call(self._builder.add_func(function, "append"), [new, self._held[operands[2]][0]])
+
+    def _reading(self, call: Any) -> Any:
+        """The call with a kernel that reads the buffers. TVM plans memory by calls, so each function has its own."""
+        places = [at for at, each in enumerate(call.args) if each in self._held]
+        if not places:
+            return relax.Call(call.op, call.args, call.attrs, call.ty_args)
+        if not isinstance(call.op, tvm.ir.GlobalVar) or places[-1] == len(call.args) - 1:
+            raise _Unfit
+        arguments = list(call.args)
+        function = self._mod[call.op]
+        for at in places:
+            buffer, axis = self._held[arguments[at]]
+            function = _of_buffer(function, at, axis)
+            arguments[at] = buffer
+        return relax.Call(self._builder.add_func(function, f"{call.op.name_hint}_cached"), arguments, call.attrs)
+
+    def _reshaped(self, var: Any, call: Any) -> Any:
+        """A view with other axes before the rows."""
+        buffer, axis = self._held[call.args[0]]
+        before, after = list(shape_of(call.args[0])), list(shape_of(call))
+        found = next((at for at in range(len(after)) if after[at:] == before[axis:]), None)
+        if found is None or prod(after[:found]) != prod(before[:axis]):
+            raise _Unfit
+        shape = _with_rows(tuple(after), found, buffer.ty.shape[axis])
+        view = relax.Var(var.name, relax.TensorType(shape, buffer.ty.dtype))
+        self._held[var] = view, found
+        return relax.VarBinding(view, relax.op.reshape(buffer, relax.ShapeExpr(shape)))
+
+
+def _with_rows(shape: Sequence[int], axis: int, rows: Any) -> list[Any]:
+    return [rows if at == axis else tirx.IntImm("int64", dim) for at, dim in enumerate(shape)]
+
+
+def _alignment(shape: Sequence[int], axis: int, dtype: str) -> int:
+    """Bytes at whose multiples any row begins."""
+    return gcd(ALIGNMENT_BYTES, prod(shape[axis + 1 :]) * tvm.DataType(dtype).bits // 8)
+
+
+def _of_buffer(function: Any, parameter: int, axis: int) -> Any:
+    """A kernel that reads its parameter from the beginning of a buffer with more rows."""
+    ty = function.params[parameter].ty
+    shape = [int(dim) for dim in ty.shape]
+    rows = tirx.Var(f"{_ROWS}{parameter}", "int64")
+    alignment = _alignment(shape, axis, str(ty.dtype))
+    return into_slice(function, parameter, _with_rows(shape, axis, rows), axis, 0, alignment)
+
+
+def _append(new: Sequence[int], past: Sequence[int], axis: int, dtype: str) -> tirx.PrimFunc:
+    """The kernel that writes new rows behind those before."""
+    rows = tirx.Var(_ROWS, "int64")
+    shape = _with_rows(past, axis, rows)
+    with IRBuilder() as made, builder.prim_func(is_private=True, s_tir=True):
+        builder.func_name("append")
+        builder.func_attr({"tirx.noalias": True, **OPAQUE})
+        source = builder.arg("new", builder.buffer(tuple(new), dtype))
+        alignment = _alignment(past, axis, dtype)
+        target: Any = builder.arg("cache", builder.buffer(tuple(shape), dtype, align=alignment))
+        with builder.sblock("root"):
+            builder.reads([])
+            builder.writes([])
+            _copy(source, target, list(new), axis, int(past[axis]))
+    return made.get()
+
+
+def _copy(source: Any, target: Any, extents: list[int], axis: int, offset: int) -> None:
+    """Copy all elements, `offset` rows further along the axis."""
+    lanes = gcd(extents[-1], _LANES)
+    with (
+        builder.serial(0, prod(extents[:-1])) as row,
+        builder.serial(0, extents[-1] // lanes) as part,
+        builder.vectorized(0, lanes) as lane,
+    ):
+        place, left = [part * lanes + lane], row
+        for extent in reversed(extents[:-1]):
+            place.insert(0, left % extent)
+            left = left // extent
+        moved = [each + offset if at == axis else each for at, each in enumerate(place)]
+        builder.buffer_store(target, source[tuple(place)], moved)
+
+
+def described_caches(
+    mod: tvm.IRModule, inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]]
+) -> Any:
+    """The field `caches` of a manifest: names of inputs and outputs, and the axes of their rows."""
+    return [
+        {"input": inputs[each.input]["name"], "output": outputs[each.output]["name"], "axis": each.axis}
+        for each in caches_of(mod)
+    ]

@@ -1,0 +1,227 @@
+"""GroupQueryAttention of ONNX Runtime: attention over a cache that may be larger than the tokens in it.
+
+Rows of the cache from `seqlens_k` + 1 on are not in use. New keys and values are written behind the rows before, and
+queries see the rows up to their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, TypeProto, numpy_helper
+from onnx.helper import make_tensor_type_proto
+from tvm import relax, te, tirx
+
+from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
+from fractune_workers.children.importing.operators.rotary import Turning, turned
+from fractune_workers.children.layouts.attention import Attention, attended
+
+_PAST_KEY, _PAST_VALUE, _LENGTHS, _TOTAL, _COS, _SIN, _POSITIONS, _BIAS, _SINK = range(3, 12)
+_NORMS = (14, 15)
+_ROWS = 3
+"""Rank of queries, keys and values"""
+_INTEGER = "int32"
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    batch: int
+    tokens: int
+    heads: int
+    key_heads: int
+    width: int
+    past: int
+    """rows of the cache before; 0: none"""
+    total: int
+    """tokens before and in this call; 0: known only when the model runs"""
+
+    @property
+    def rows(self) -> int:
+        """of the cache behind"""
+        return max(self.past, self.total)
+
+
+def _group_query(node: OnnxNode) -> list[relax.Expr]:
+    _refuse_others(node)
+    parts, sizes = _parts(node)
+    start = _start(node, sizes)
+    query, key, value = parts
+    if node.attributes.get("do_rotary", 0):
+        query, key = (_turned(node, sizes, each, start) for each in (query, key))
+    presents = [
+        _appended(node, sizes, node.optional(at), new, start) for at, new in ((_PAST_KEY, key), (_PAST_VALUE, value))
+    ]
+    window = int(node.attributes.get("local_window_size", -1))
+    sink = node.optional(_SINK)
+    if sink is None and int(node.attributes.get("smooth_softmax", 0)) == 1:
+        sink = relax.const(np.zeros(sizes.heads, dtype_of(query)))
+    of = Attention(
+        sizes.batch,
+        sizes.tokens,
+        sizes.heads,
+        sizes.key_heads,
+        sizes.rows,
+        sizes.width,
+        sizes.width,
+        float(node.attributes.get("scale", 0.0)) or 1 / math.sqrt(sizes.width),
+        float(node.attributes.get("softcap", 0.0)),
+        window if window > 0 else -1,
+        bool(node.attributes.get("causal", 1)),
+        sink is not None,
+    )
+    heads = node.emit(relax.op.reshape(query, of.query_shape(of.width)))
+    seen = node.emit(attended(node.builder, of, [heads, *presents], start, _bias(node, sizes), sink))
+    return [relax.op.reshape(seen, [sizes.batch, sizes.tokens, sizes.heads * sizes.width]), *presents]
+
+
+def _refuse_others(node: OnnxNode) -> None:
+    """Raises BadModel for what no kernel computes."""
+    if len(node.proto.output) > 3 and node.proto.output[3]:
+        raise node.refused(f"its output '{node.proto.output[3]}' (products of queries and keys) is not computed")
+    if int(node.attributes.get("sliding_window_cache", 0)):
+        raise node.refused("sliding_window_cache=1 is not supported; export it with a cache of all rows")
+    if any(node.optional(at) is not None for at in _NORMS):
+        raise node.refused("it normalises queries and keys, which ONNX Runtime does not on a CPU; export it without")
+    past = node.optional(_PAST_KEY)
+    if past is not None and dtype_of(past) != dtype_of(node.input(0)):
+        raise node.refused(f"its cache of {dtype_of(past)} is quantized; export it with {dtype_of(node.input(0))}")
+
+
+def _parts(node: OnnxNode) -> tuple[list[relax.Expr], _Sizes]:
+    """Queries, keys and values (batch, tokens, heads * width). Raises BadModel for sizes that do not fit."""
+    query, shape = node.input(0), shape_of(node.input(0))
+    heads, key_heads = (int(node.attributes.get(name, 0)) for name in ("num_heads", "kv_num_heads"))
+    is_packed = node.optional(1) is None
+    count = heads + 2 * key_heads if is_packed else heads
+    if len(shape) != _ROWS or heads < 1 or key_heads < 1 or heads % key_heads or shape[2] % count:
+        raise node.refused(
+            f"queries of shape {shape} are not of num_heads={heads} and kv_num_heads={key_heads}; export it again"
+        )
+    batch, tokens, _ = shape
+    width = shape[2] // count
+    parts = [query] if not is_packed else _split(node, query, [heads * width, key_heads * width, key_heads * width])
+    parts += [] if is_packed else [node.input(1), node.input(2)]
+    of_keys = [batch, tokens, key_heads * width]
+    past, other = node.optional(_PAST_KEY), node.optional(_PAST_VALUE)
+    rows = 0 if past is None else shape_of(past)[2]
+    cache = [batch, key_heads, rows, width]
+    if any(shape_of(each) != of_keys for each in parts[1:]) or any(
+        shape_of(each) != cache for each in (past, other) if each is not None
+    ):
+        raise node.refused(f"keys, values and cache for {shape} are not {of_keys} and {cache}; export it again")
+    total = node.constant(_TOTAL)
+    number = 0 if total is None or total.size != 1 else int(total.reshape(-1)[0])
+    if number < tokens and (total is not None or rows < tokens):
+        raise node.refused(
+            f"total_sequence_length is not a constant of {tokens} or more; give it with --input "
+            f"{node.proto.input[_TOTAL]}=const:NUMBER, or a cache of all rows"
+        )
+    return parts, _Sizes(batch, tokens, heads, key_heads, width, rows, number)
+
+
+def _split(node: OnnxNode, packed: relax.Expr, widths: list[int]) -> list[relax.Expr]:
+    ends = [sum(widths[: at + 1]) for at in range(len(widths))]
+    return [
+        node.emit(relax.op.strided_slice(packed, [2], [end - width], [end]))
+        for end, width in zip(ends, widths, strict=True)
+    ]
+
+
+def _start(node: OnnxNode, sizes: _Sizes) -> relax.Expr:
+    """The rows in use before this call, by batch: none in the first call, which has all tokens."""
+    lengths = node.emit(relax.op.reshape(node.input(_LENGTHS), [sizes.batch]))
+    operands = [lengths] if sizes.total else [lengths, node.emit(relax.op.reshape(node.input(_TOTAL), [1]))]
+
+    def start(lengths: te.Tensor, total: te.Tensor | None = None) -> te.Tensor:
+        def element(batch: Any) -> Any:
+            before = tirx.max(lengths(batch).astype(_INTEGER) + 1 - sizes.tokens, 0)
+            if total is None:
+                return before if sizes.total > sizes.tokens else tirx.const(0, _INTEGER)
+            return tirx.Select(total(0).astype(_INTEGER) == sizes.tokens, tirx.const(0, _INTEGER), before)
+
+        return te.compute((sizes.batch,), element, name="start")
+
+    return node.emit(node.builder.call_te(start, *operands, primfunc_name_hint="start"))
+
+
+def _turned(node: OnnxNode, sizes: _Sizes, data: relax.Expr, start: relax.Expr) -> relax.Expr:
+    """Queries or keys turned by their positions: those of the input, else the rows of the cache."""
+    cos, sin = node.input(_COS), node.input(_SIN)
+    positions = node.optional(_POSITIONS)
+    if positions is None:
+        positions = start
+    elif sizes.total == sizes.tokens:  # of the first call only the first position counts
+        flat = node.emit(relax.op.reshape(positions, [math.prod(shape_of(positions))]))
+        positions = node.emit(relax.op.strided_slice(flat, [0], [0], [1]))
+    turning = Turning(
+        sizes.width, 2 * shape_of(cos)[-1], bool(node.attributes.get("rotary_interleaved", 0)), by_heads=False
+    )
+    return turned(node, turning, data, cos, sin, positions)
+
+
+def _appended(node: OnnxNode, sizes: _Sizes, past: relax.Expr | None, new: relax.Expr, start: relax.Expr) -> relax.Expr:
+    """The cache (batch, heads, rows, width) with the new rows behind those in use, and zeros behind these."""
+
+    def appended(new: te.Tensor, start: te.Tensor, past: te.Tensor | None = None) -> te.Tensor:
+        def element(batch: Any, head: Any, row: Any, at: Any) -> Any:
+            place = row.astype(_INTEGER) - start(batch)
+            nothing = tirx.const(0, new.dtype)
+            inner = tirx.max(tirx.min(place, sizes.tokens - 1), 0)
+            is_new = tirx.And(place >= 0, place < sizes.tokens)
+            kept = nothing
+            if past is not None:
+                kept = tirx.if_then_else(
+                    tirx.And(place < 0, row < sizes.past), past(batch, head, tirx.min(row, sizes.past - 1), at), nothing
+                )
+            return tirx.if_then_else(is_new, new(batch, inner, head * sizes.width + at), kept)
+
+        shape = (sizes.batch, sizes.key_heads, sizes.rows, sizes.width)
+        return te.compute(shape, element, name="appended")
+
+    operands = [new, start, *([] if past is None else [past])]
+    return node.emit(node.builder.call_te(appended, *operands, primfunc_name_hint="appended"))
+
+
+def _bias(node: OnnxNode, sizes: _Sizes) -> relax.Expr | None:
+    """What is added to the scores, with a column for each row of the cache."""
+    bias = node.optional(_BIAS)
+    if bias is None:
+        return None
+    shape = shape_of(bias)
+    allowed = [(1, sizes.batch), (1, sizes.heads), (sizes.tokens,), range(1, sizes.rows + 1)]
+    if len(shape) != len(allowed) or any(dim not in each for dim, each in zip(shape, allowed, strict=True)):
+        raise node.refused(f"its attention_bias has the shape {shape}, and {sizes.rows} rows of the cache; fix it")
+    missing = sizes.rows - shape[3]
+    return node.emit(relax.op.nn.pad(bias, [0] * 7 + [missing])) if missing else bias
+
+
+def inferred(
+    node: NodeProto, types: Mapping[str, TypeProto], constants: Mapping[str, TensorProto]
+) -> dict[str, TypeProto]:
+    """The types of the outputs, which ONNX does not infer. `types` and `constants`: of the inputs, by name."""
+    names = [*node.input, *[""] * _COS]
+    if not {names[0], names[5]} <= types.keys():
+        return {}
+    values = {each.name: each.i for each in node.attribute}
+    heads, key_heads = values.get("num_heads", 0), values.get("kv_num_heads", 0)
+    batch, tokens, numbers = (dim.dim_value for dim in types[names[0]].tensor_type.shape.dim)
+    width = numbers // max(1, heads + (0 if names[1] else 2 * key_heads))
+    past = types[names[_PAST_KEY]].tensor_type.shape.dim[2].dim_value if names[_PAST_KEY] in types else 0
+    known = constants.get(names[_TOTAL])
+    total = 0 if known is None else int(numpy_helper.to_array(known).reshape(-1)[0])
+    cache = [batch, key_heads, max(past, total), width]
+    kind = types[names[0]].tensor_type.elem_type
+    shapes = [[batch, tokens, heads * width], cache, cache]
+    return {
+        name: make_tensor_type_proto(kind, shape)
+        for name, shape in zip(node.output, shapes, strict=False)
+        if name and min(shape) > 0
+    }
+
+
+GROUP_QUERY: Mapping[str, Converter] = {"com.microsoft.GroupQueryAttention": _group_query}
+"""by ONNX's names"""

@@ -1,0 +1,111 @@
+"""Caches of decoders: an output that is an input and new rows behind it.
+
+Such a concatenation becomes a kernel of its own, which no other operator is fused with. An entry of the compiled model
+writes the new rows into the caller's memory instead (`children/compiling/cache_in_place.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax, topi
+from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
+
+from fractune_workers.children.rewriting.expressions import OPAQUE, has_fixed_shapes, operator_of, shape_of
+
+_CACHES = "fractune.caches"
+"""Attribute of `main`: JSON of its caches"""
+_PARTS = 2
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One of `main`: the places of the input and of the output, and the axis of the rows."""
+
+    input: int
+    output: int
+    axis: int
+
+
+def caches_of(mod: tvm.IRModule) -> list[Cache]:
+    """Those that `with_caches` has found."""
+    text = str((mod["main"].attrs or {}).get(_CACHES, "[]"))
+    return [Cache(**each) for each in json.loads(text)]
+
+
+def with_caches(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with a kernel for each cache of `main`, which has an attribute for them."""
+    main = mod["main"]
+    found = list(_found(main))
+    changed = mod.clone()
+    changed.update_func(mod.get_global_var("main"), main.without_attr(_CACHES))
+    if not found:
+        return changed
+    appender = _Appender(changed, [call for call, _ in found])
+    appended = appender.visit_expr(changed["main"])
+    text = json.dumps([vars(cache) for _, cache in found])
+    appender.builder_.update_func(changed.get_global_var("main"), appended.with_attr(_CACHES, text))
+    return appender.builder_.get()
+
+
+def _found(main: Any) -> Iterator[tuple[Any, Cache]]:
+    """The concatenations that are caches: nothing else reads their inputs."""
+    values = {binding.var: binding.value for block in main.body.blocks for binding in block.bindings}
+    places = {_source(each, values): at for at, each in enumerate(_outputs(main.body.body, values))}
+    params, uses = {var: at for at, var in enumerate(main.params)}, _Uses()
+    for value in [*values.values(), main.body.body]:
+        uses.visit_expr(value)
+    for var, value in values.items():
+        if operator_of(value) != "concat" or var not in places or not has_fixed_shapes(value):
+            continue
+        fields = values.get(value.args[0], value.args[0]).fields
+        if len(fields) == _PARTS and fields[0] in params and uses.count[fields[0]] == 1:
+            axis = int(value.attrs.axis) % len(shape_of(value))
+            yield value, Cache(params[fields[0]], places[var], axis)
+
+
+def _outputs(result: Any, values: Mapping[Any, Any]) -> list[Any]:
+    while result in values and isinstance(values[result], relax.Var | relax.Tuple):
+        result = values[result]
+    return list(result.fields) if isinstance(result, relax.Tuple) else [result]
+
+
+def _source(var: Any, values: Mapping[Any, Any]) -> Any:
+    while isinstance(values.get(var), relax.Var):
+        var = values[var]
+    return var
+
+
+@visitor
+class _Uses(PyExprVisitor):
+    """How often each variable of a function is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[Any] = Counter()
+
+    def visit_var_(self, op: Any) -> None:
+        self.count[op] += 1
+
+    def visit_dataflow_var_(self, op: Any) -> None:
+        self.count[op] += 1
+
+
+@mutator
+class _Appender(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, calls: Sequence[Any]) -> None:
+        super().__init__(mod)
+        self._calls = calls
+
+    def visit_call_(self, op: Any) -> Any:
+        call = super().visit_call_(op)
+        if not any(op.same_as(each) for each in self._calls):
+            return call
+        fields = call.args[0] if isinstance(call.args[0], relax.Tuple) else self.builder_.lookup_binding(call.args[0])
+        hint = {"primfunc_name_hint": "cache", "primfunc_attrs": OPAQUE}
+        return self.builder_.call_te(topi.concatenate, list(fields.fields), int(call.attrs.axis), **hint)
