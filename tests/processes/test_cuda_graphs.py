@@ -144,3 +144,40 @@ def test_inference_refuses_a_green_context(bundle: Path, tmp_path: Path) -> None
 def test_a_model_with_nothing_to_capture_has_no_such_variant(tmp_path: Path) -> None:
     bundle = Bundle(compiled(chain(tmp_path, 1)))
     assert [each["name"] for each in bundle.variants] == [SHARE, UNTUNED_VARIANT]
+
+
+RANGE = "mps:25..50"
+
+
+def for_a_range(bundle: Path, out: Path) -> Path:
+    """The bundle as if it had been timed at `mps:50` too, where graphs were faster as well."""
+    opened = Bundle(bundle)
+    half = GrantedShare("mps:50", SMS // 2, SMS, "sm", 141 << 30, reserved=False)
+    times = {share: {"mps:25": 1.0, SHARE: 2.0, UNTUNED_VARIANT: 9.0} for share in ("mps:25", "mps:50")}
+    served = opened.manifest["served"]
+    with out.open("wb") as file:
+        opened.copy_to(
+            file,
+            shares={**opened.manifest["shares"], "mps:50": half.to_json()},
+            measured=times,
+            choosing=times,
+            served={**served, "mps:50": served["mps:25"]},
+        )
+    opened.close()
+    return out
+
+
+@pytest.mark.parametrize("percentage", ["25", "50"])
+def test_one_variant_serves_a_range_of_a_gpu(bundle: Path, tmp_path: Path, percentage: str) -> None:
+    """Whichever part of the range CUDA shows."""
+    wide = for_a_range(bundle, tmp_path / "wide.fractune")
+    done = run_over_stand_ins(LOAD, tmp_path, str(wide), RANGE, **{MPS_PERCENTAGE: percentage})
+    assert (done.returncode, done.stdout) == (0, f"mps:25{WITH_GRAPHS} False\n"), done.stderr
+    *_, last = done.stderr.split("call\n")
+    assert list(map(kind, last.splitlines())) == WITH_A_GRAPH
+
+
+def test_a_process_outside_of_the_range_is_refused(bundle: Path, tmp_path: Path) -> None:
+    wide = for_a_range(bundle, tmp_path / "wide.fractune")
+    done = run_over_stand_ins(LOAD, tmp_path, str(wide), RANGE, **{MPS_PERCENTAGE: "60"})
+    assert f"share '{RANGE}' is not in force: this process has 79 of {SMS} SMs" in done.stderr
