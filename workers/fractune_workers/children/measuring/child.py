@@ -148,10 +148,23 @@ class MeasurerChild:
             self._calibrate(name)
         outputs = self._run_on(name, self._pristine)
         if not self._reference:
+            outputs = self._telling(name, outputs)
             self._reference = self._in_float32(name) or outputs
             self._allowed = allowed(self._described)
         found = compared(outputs, self._reference, step_of(self._described, self._pristine))
         return {**asdict(found), "allowed": self._allowed}
+
+    def _telling(self, name: str, outputs: list[Any]) -> list[Any]:
+        """The outputs, or those of other arguments where these are blank: a wrong kernel may have them too."""
+        from fractune_workers.children.tvm_api.arrays import is_blank, with_both_signs
+
+        if not is_blank(outputs[-1]):
+            return outputs
+        others = with_both_signs(self._described, self._pristine)
+        found = self._run_on(name, others)
+        if not is_blank(found[-1]):
+            self._pristine, outputs = others, found
+        return outputs
 
     def _calibrate(self, name: str) -> None:
         """Set the scale by which the operator quantizes its output, by an output of the kernel."""

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import tvm
 
+from fractune_core.shares import Share
+from fractune_workers.children.measuring.child import MeasurerChild
+from fractune_workers.children.measuring.compiled_software import cpu_software
 from fractune_workers.children.measuring.quantized_outputs import allowed
+from fractune_workers.children.measuring.setup import cpu_setup
 from fractune_workers.children.tvm_api.arrays import difference, random_args
+from fractune_workers.children.tvm_api.compiled import build_object
 from fractune_workers.children.tvm_api.processor import cpu_processor
+from fractune_workers.children.tvm_api.target import parse_target
+from fractune_workers.confinement import confinement_for
 
 Array = npt.NDArray[Any]
 Rounding = Callable[[Array], Array]
@@ -132,3 +141,30 @@ def test_other_types_have_a_fixed_one(dtype: str, expected: float) -> None:
 def test_half_precision_may_be_off_by_a_few_roundings(dtype: str) -> None:
     roundoff = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
     assert allowed([["TENSOR", dtype, [4], [], [], [dtype]]]) == pytest.approx(12 * roundoff)
+
+
+SATURATED = """
+@T.prim_func(s_tir=True)
+def main(x: T.Buffer((16,), "float32"), y: T.Buffer((16,), "float32")):
+    T.func_attr({{"global_symbol": "main"}})
+    for at in range(16):
+        y[at] = {value}
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("T.min(x[at] + T.float32(1), T.float32(1))", "T.float32(1)"), ("T.log(x[at] - T.float32(1))", "T.float32(-1)")],
+    ids=["the same everywhere", "NaN"],
+)
+def test_a_kernel_is_not_proved_by_blank_outputs(right: str, wrong: str) -> None:
+    """For positive numbers below 1, these kernels have outputs that say nothing."""
+    target = parse_target("llvm -mcpu=x86-64-v3", 1)
+    confinement = confinement_for(Share.parse("none"), sorted(os.sched_getaffinity(0)))
+    child = MeasurerChild(confinement, cpu_setup(cpu_software()))
+    child.begin([["TENSOR", "float32", [16]]] * 2, 0)
+    for name, value in {"right": right, "same": right, "wrong": wrong}.items():
+        mod = tvm.IRModule({"main": tvm.script.from_source(SATURATED.format(value=value))})
+        child.load(name, build_object(mod, target))
+    assert [child.check(name)["max_error"] for name in ("right", "same")] == [0.0, 0.0]
+    assert child.check("wrong")["max_error"] > 0.1
