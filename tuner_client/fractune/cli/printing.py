@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,9 @@ def print_json(*events: Mapping[str, Any]) -> None:
 
 def print_answer(
     answer: Answer, bundle: str, lines: Iterable[str] = (), notes: Iterable[str] = (), most_rows: int | None = MOST_ROWS
-) -> None:
+) -> list[str]:
     """Print the answer, one table with `most_rows` (None = all), and the first `notes`. With five further `lines` these
-    are 25 at most.
+    are 25 at most. Returns the notes that were printed.
     """
     job, table = answer.job, answer.table
     for line in answer.lines:
@@ -67,15 +67,17 @@ def print_answer(
         print(line)
     print(f"{answer.spent}; the rest: fractune show {job.name} --operators")
     print(f"bundle: {bundle}", flush=True)
+    return found[:_MOST_NOTES]
 
 
-def print_details(job: JobStatus, most: int | None = HEAVIEST) -> None:
-    """Print all that is known of a finished job. Of its operators the `most` heaviest have a row; None = all."""
+def print_details(job: JobStatus, most: int | None = HEAVIEST, printed: Collection[str] = ()) -> None:
+    """Print all that is known of a finished job, but for notes that were `printed` before. Of its operators the `most`
+    heaviest have a row; None = all.
+    """
     latency, cross, times = latency_table(job), cross_text(model_table(job)), time_table(job, most)
     for table in (latency, cross, times):
         table.print()
-    for line in dict.fromkeys((*times.notes, *cross.notes, *latency.notes)):
-        print(line)
+    _print_new((*times.notes, *cross.notes, *latency.notes), printed)
     if job.roofs:
         print("roof: the highest speed that the share's arithmetic and memory allow for an operator")
     progress = job.progress
@@ -92,5 +94,10 @@ def print_details(job: JobStatus, most: int | None = HEAVIEST) -> None:
     for title, spent_s in (("by phase", progress.phases_s), ("by kind of work, in parallel", progress.busy_s)):
         if spent_s:
             print(f"  {title}: {spent_text(spent_s)}")
-    for note in job.notes:
-        print(f"note: {one_line(note)}")
+    _print_new((f"note: {one_line(note)}" for note in job.notes), printed)
+
+
+def _print_new(lines: Iterable[str], printed: Collection[str]) -> None:
+    for line in dict.fromkeys(lines):
+        if line not in printed:
+            print(line)

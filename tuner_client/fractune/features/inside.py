@@ -25,7 +25,7 @@ class InsideRow:
     inside_s: float
     """of all its calls in one inference"""
     alone_s: float | None
-    """the same for an operator that was measured alone at the variant's share; else None"""
+    """The same for an operator that was measured alone at the variant's share, also an untuned one; else None"""
     is_slower: bool = False
     """much slower inside than alone"""
 
@@ -63,6 +63,8 @@ def _alone_s(bundle: Bundle, variant: str) -> dict[str, float]:
         record = records.get(choice.get("record"))
         if record and choice.get("how") == How.EXACT and record["run_secs"]:
             found[operator["workload_hash"]] = statistics.median(record["run_secs"])
+        elif record is None and variant in (untuned_s := operator.get("untuned_s", {})):
+            found[operator["workload_hash"]] = untuned_s[variant]
     return found
 
 

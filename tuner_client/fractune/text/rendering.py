@@ -23,6 +23,8 @@ from fractune_core.errors import one_line
 
 _WIDEST = 10_000
 """no line is cut: a table that cannot be narrow is wider than its terminal"""
+_LONGEST_WORD = 24
+"""of a name in a column that may wrap: a longer one is folded where a line ends"""
 _PIECE = re.compile(r"[^\s_]*_+|[^\s_]+|\s+")
 """a line of a wrapped cell ends at a space or behind an underscore of a name, if it can"""
 
@@ -125,7 +127,10 @@ class Table:
         cells = max((cell_len(one_line(row[at])) for row in self.cells), default=0)
         heading = one_line(column.heading)
         headings = max(map(cell_len, heading.split()), default=0)
-        least = max(headings, min(cells, column.wraps_at or cells))
+        words = max(
+            (cell_len(each.strip()) for row in self.cells for each in _PIECE.findall(one_line(row[at]))), default=0
+        )
+        least = max(headings, min(cells, max(column.wraps_at, min(words, _LONGEST_WORD)) if column.wraps_at else cells))
         return least, max(least, cells), max(cells, cell_len(heading))
 
     def to_pandas(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fractune_core.analysis.inside import CallTime, Inside
@@ -65,6 +65,10 @@ def time_inside(variant: Variant, run: Callable[[], Any]) -> Inside:
             instrument(None)
     whole_s, clocked_s = min(*whole, *clocked), min(clocked)
     calls = _calls(clocks, clocked_s - whole_s)
+    if (
+        sum_s := sum(each.secs for each in calls)
+    ) > whole_s:  # what the clock took of microseconds is not known exactly
+        calls = [replace(each, secs=each.secs * whole_s / sum_s) for each in calls]
     return Inside(tuple(sorted(calls, key=lambda each: -each.secs)), whole_s, clocked_s)
 
 

@@ -282,6 +282,7 @@ def _manifest(
                 "name": op.name,
                 "weight": op.weight,
                 "workload_hash": op.workload_hash,
+                "untuned_s": dict(op.untuned_s),
                 "by_variant": {
                     variant.name: _choice(variant.matches[op.workload_hash])
                     for variant in variants

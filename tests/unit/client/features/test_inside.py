@@ -64,6 +64,15 @@ def test_a_bundle_names_the_schedules_of_a_variant_and_none_for_an_untuned_opera
     assert Bundle.candidates(bundle(), "untuned") == {}
 
 
+def test_an_untuned_operator_has_the_time_of_its_default_alone() -> None:
+    untuned = bundle("none")
+    untuned.manifest["operators"][0].update(
+        by_variant={"cpu:1": {"record": None, "how": "none"}}, untuned_s={"cpu:1": 2e-3}
+    )
+    assert inside_rows(untuned, "cpu:1", found())[0].alone_s == pytest.approx(6e-3)
+    assert inside_rows(untuned, "cpu:2", found())[0].alone_s is None
+
+
 def test_a_time_at_another_share_is_not_the_time_alone() -> None:
     assert [row.alone_s for row in inside_rows(bundle("near"), "cpu:1", found())] == [None] * 4
 
@@ -112,6 +121,23 @@ def test_what_the_clock_takes_is_in_no_call(monkeypatch: pytest.MonkeyPatch) -> 
         {"conv": 10e-6, "branch": 5e-6, "null_value": 0.0}, abs=1e-12
     )
     assert (timed.whole_s, timed.clocked_s) == pytest.approx((15e-6, 33e-6))
+
+
+def test_the_parts_of_a_tiny_model_are_at_most_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of no time shows none of the clock's own, which lies in the other one."""
+    now, clocks = [0.0], list[Any]([None])
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+
+    def run() -> None:
+        for name, clocked_s, secs in (("conv", 3e-6, 1e-6), ("null_value", 0.0, 0.0)):
+            note = clocks[0] or (lambda *_: 0)
+            note(None, name, *(True, None))
+            now[0] += clocked_s if clocks[0] else secs
+            note(None, name, *(False, None))
+
+    variant: Any = SimpleNamespace(instrument=partial(clocks.__setitem__, 0))
+    timed = inside.time_inside(variant, run)
+    assert sum(each.secs for each in timed.calls) == pytest.approx(timed.whole_s) == pytest.approx(1e-6)
 
 
 def test_what_interrupts_some_runs_is_not_time_between_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:

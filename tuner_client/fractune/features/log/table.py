@@ -19,12 +19,15 @@ from fractune_core.shares import units_text
 
 @dataclass(frozen=True)
 class _Times:
-    """Seconds of one run of an operator at the share."""
+    """Seconds of an operator at the share."""
 
     alone_s: float | None
-    """of the record, or of the untuned default where that is to be used and was measured here; None = not known"""
+    """One run of the record, or of the untuned default where that is to be used and was measured here; None = not
+    known"""
     inside_s: float | None
-    """of the same schedule inside the model, average over its calls; None = not known"""
+    """of all runs of the same schedule in one inference; None = not known"""
+    calls: int
+    """these runs"""
     why_slower: str
     """why it takes much longer inside; empty if it does not, or hardly counts in the model"""
 
@@ -57,7 +60,7 @@ def match_table(matches: Sequence[OperatorMatch], roof: Roof | None = None, insi
 def _match_json(each: OperatorMatch, roof: Roof | None, time: _Times) -> dict[str, Any]:
     """`regret` and `roof_part` are fractions, None where not known; `record` a mapping, None for `none`. The direct
     `implementation` has an empty name. `untuned_s` are seconds of the untuned default, where it is to be used and was
-    measured at this share, else None. `inside_s` are seconds of one run inside the model.
+    measured at this share, else None. `inside_s` are seconds of all its runs in one inference.
     """
     speed_gflops, roof_part = _speed(each, roof)
     return {
@@ -97,21 +100,22 @@ def _times(each: OperatorMatch, roof: Roof | None, inside: Inside | None) -> _Ti
     calls = [] if inside is None else inside.of_operator(each.operator.workload_hash)
     count = sum(call.calls for call in calls)
     if inside is None or not count or any(call.candidate != schedule for call in calls):
-        return _Times(alone_s, None, "")
+        return _Times(alone_s, None, 0, "")
     inside_s = sum(call.secs for call in calls)
     is_here = each.record is None or each.how == How.EXACT
     if alone_s is None or not is_here:
-        return _Times(alone_s, inside_s / count, "")
+        return _Times(alone_s, inside_s, count, "")
     once_s = from_memory_s(each.operator.arithmetic, roof)
     memory_s = None if once_s is None else count * once_s
-    return _Times(alone_s, inside_s / count, why_slower(inside_s, count * alone_s, inside.whole_s, memory_s))
+    return _Times(alone_s, inside_s, count, why_slower(inside_s, count * alone_s, inside.whole_s, memory_s))
 
 
 def _match_cells(each: OperatorMatch, roof: Roof | None, time: _Times, *, has_inside: bool) -> tuple[str, ...]:
     regret = "not measured" if each.regret is None else percent_text(each.regret)
     speed_gflops, roof_part = _speed(each, roof)
     speeds = (gflops_text(speed_gflops), percent_text(roof_part))
-    inside = (f"{time_text(time.inside_s)}{'+' if time.why_slower else ''}",) if has_inside else ()
+    once_s = None if time.inside_s is None else time.inside_s / time.calls
+    inside = (f"{time_text(once_s)}{'+' if time.why_slower else ''}",) if has_inside else ()
     name = _named(each.operator.name, each.record)
     shown = (name, str(each.operator.weight), each.how, time_text(time.alone_s), *inside)
     return *shown, *speeds, regret, each.reason

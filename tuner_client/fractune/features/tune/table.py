@@ -171,8 +171,8 @@ def operator_json(operator: OperatorStatus) -> dict[str, Any]:
         "workload_hash": operator.workload_hash,
         "trials": operator.trials,
         "best_s": dict(operator.best_s),
-        "flops": None if work is None else work.flops,
-        "io_bytes": None if work is None else work.io_bytes,
+        "flops": None if work is None else work.flops or None,
+        "io_bytes": None if work is None else work.io_bytes or None,
     }
 
 

@@ -235,9 +235,9 @@ def _show(result: TuneResult, state: Path | None, picture: Path | None, *, as_js
     if as_json:
         print_json(*result_events(result))
     else:
-        _print(result, None if verbose else MOST_ROWS)
+        printed = _print(result, None if verbose else MOST_ROWS)
         if verbose:
-            _print_details(result, state)
+            _print_details(result, state, printed)
     if picture is not None:
         _draw(result, picture, as_json=as_json)
 
@@ -305,13 +305,14 @@ def _leave(model: Path, shares: str, job_options: Any, place: options.JobPlace, 
     end_without(skipped)
 
 
-def _print(result: TuneResult, most_rows: int | None = MOST_ROWS) -> None:
+def _print(result: TuneResult, most_rows: int | None = MOST_ROWS) -> list[str]:
+    """Returns the notes that were printed."""
     checked = checked_lines(result.bundle.path)
     notes = [] if result.goal is None else goal_notes(result.goal)
     if result.competed is not None:
         notes += result.competed.refusals
     notes += [f"note: {one_line(note)}" for note in result.job.notes if note not in checked]
-    print_answer(result.answer, str(result.bundle.path), _lines(result, checked), notes, most_rows)
+    return print_answer(result.answer, str(result.bundle.path), _lines(result, checked), notes, most_rows)
 
 
 def _lines(result: TuneResult, checked: Sequence[str]) -> Iterator[str]:
@@ -328,13 +329,13 @@ def _lines(result: TuneResult, checked: Sequence[str]) -> Iterator[str]:
         yield verdict_line(result.goal)
 
 
-def _print_details(result: TuneResult, state: Path | None) -> None:
+def _print_details(result: TuneResult, state: Path | None, printed: Sequence[str]) -> None:
     if result.joined is not None:
         shapes_table(result).print()
     if result.stages is not None:
         parts_table(result, result.stages).print()
     for job in result.jobs or (result.job,):
-        print_details(job, None)
+        print_details(job, None, printed)
     if result.measurers:
         for share, advice in advice_for(state or default_state_dir(), result.job.tuned_at).items():
             print(measuring_text(share, advice, result.measurers[share]))
