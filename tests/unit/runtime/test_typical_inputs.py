@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fractune_core.errors import BadModel
+from fractune_core.errors import BadModel, FractuneError
 from fractune_core.files.checked import Checked
 from fractune_runtime.tvm_runtime.tensors import (
     TensorSpec,
@@ -108,6 +108,18 @@ def test_pixels_are_tried_for_data_and_known_ranges_stay() -> None:
     found = telling_ranges(specs, lambda given: [np.maximum(given["image"], 9)], {"ids": range(10)})
     assert found == {"ids": range(10), "image": range(256)}
     assert typical_inputs(specs, found)["image"].max() > 200
+
+
+def test_ids_that_are_written_as_floats_are_drawn_within_their_table() -> None:
+    """As Keras's embeddings have them: numbers below 1 are all the row 0."""
+    table = np.random.default_rng(0).standard_normal((40, 3))
+
+    def run(inputs: dict[str, Any]) -> list[Any]:
+        if inputs["ids"].max() >= len(table):
+            raise FractuneError("index out of range")
+        return [table[inputs["ids"].astype(int)]]
+
+    assert telling_ranges([TensorSpec("ids", "float32", (1, 64))], run, {}) == {"ids": range(11)}
 
 
 def test_changed_inputs_are_numbers_that_the_model_takes_too() -> None:

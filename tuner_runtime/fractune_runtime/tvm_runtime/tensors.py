@@ -315,8 +315,8 @@ _FEW = 8
 """elements of an input that may be a threshold, a length or a rate rather than data"""
 _RUNGS = (range(1), range(1, 11), range(10, 101), range(100, 1001), range(1000, 10001), range(16000, 16001))
 """ranges that are tried for such an input; the last is the usual rate of speech"""
-_BYTES = range(256)
-"""tried for other data than that: pixels"""
+_DATA = (range(256), range(11))
+"""tried for other data than that: pixels, and ids that are written as floats"""
 _DRAWS = 2
 """of each way to draw"""
 _MOST_WAYS, _DRAWING_S = 64, 10.0
@@ -376,7 +376,7 @@ def telling_ranges(
     best = dict(within)
     fewest = blanks(best)
     floats = [spec for spec in specs if spec.is_float and not is_mask(spec.name) and spec.name not in within]
-    rungs = [_RUNGS if math.prod(dim or 0 for dim in spec.shape) <= _FEW else (_BYTES,) for spec in floats]
+    rungs = [_RUNGS if math.prod(dim or 0 for dim in spec.shape) <= _FEW else _DATA for spec in floats]
     for each in islice(product(*((None, *ranges) for ranges in rungs)), 1, _MOST_WAYS):
         if not fewest or time.monotonic() > end_s:
             break

@@ -56,7 +56,7 @@ def test_the_closing_tables_of_tune_mark_the_model_and_its_operators(
 ) -> None:
     run(near_floor, model, "tune", "--out-dir", str(model.parent), "--verbose")
     said = lines_of(capsys)
-    assert said.count(NOTE) == 2  # below the answer, and below the tables of the details
+    assert said.count(NOTE) == 1, "below the answer, and not below the details again"
     latency, _, rest = said.partition("tuned at x run at")
     assert "20.0 ms │" in latency
     assert "1.00 ms * │" in latency
