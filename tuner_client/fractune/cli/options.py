@@ -121,7 +121,12 @@ CheckInputs = Annotated[
 Namespace = Annotated[
     str, typer.Option("--namespace", metavar="NAME", help="Share searches and the log within this namespace only.")
 ]
-ModelFile = Annotated[Path, typer.Argument(help="ONNX file, TVM IRModule as JSON, or torch.export file.")]
+ModelFile = Annotated[
+    Path,
+    typer.Argument(
+        help="ONNX file, TVM IRModule as JSON, or torch.export file; for tune and inspect also a folder of them."
+    ),
+]
 RunScript = Annotated[
     bool,
     typer.Option("--run-script", help="The model is a Python file (TVMScript): run its code here, send its module."),

@@ -100,7 +100,7 @@ class _Joining:
         entries = {text(last(field, 1)): text(last(field, 2)) for field in fields}
         name = entries.get("location", "")
         if name not in self._sizes:
-            descriptor = _opened(self._folder, name, what)
+            descriptor = opened(self._folder, name, what)
             self._sizes[name] = os.fstat(descriptor).st_size
             os.close(descriptor)
         held = self._sizes[name]
@@ -132,7 +132,7 @@ def _shown(name: str) -> str:
     return f"'{shortened(name, 80)}'"
 
 
-def _opened(folder: Path, name: str, what: str) -> int:
+def opened(folder: Path, name: str, what: str) -> int:
     """A descriptor of the file for reading. Each folder on the way is opened by itself, so none of them is a link."""
     names = PurePosixPath(name).parts
     if not names or name.startswith("/") or ".." in names or "\0" in name:
@@ -166,7 +166,7 @@ def _write(part: bytes | _Range, path: Path, out: BinaryIO) -> None:
     if isinstance(part, bytes):
         out.write(part)
         return
-    descriptor = _opened(path.parent, part.name, "a weight") if part.name else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = opened(path.parent, part.name, "a weight") if part.name else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         at, end = part.begin, part.begin + part.size
         while at < end:

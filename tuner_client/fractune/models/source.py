@@ -203,7 +203,9 @@ def _one_file(model: object, path: Path | None, folder: Path, *, script: bool) -
 def check_model_file(path: Path) -> None:
     """Raises BadModel if `path` is not a file, or is a bundle."""
     if path.is_dir():
-        raise BadModel(f"{path}: this is a folder; name the model file in it")
+        raise BadModel(
+            f"{path}: this is a folder; name the model file in it (the commands tune and inspect take folders)"
+        )
     if not path.is_file():
         raise BadModel(f"{path}: no such model file")
     if is_bundle(path):

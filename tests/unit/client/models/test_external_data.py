@@ -174,3 +174,16 @@ def test_more_than_two_gib_are_refused_before_a_byte_is_copied(tmp_path: Path, m
     monkeypatch.setattr("fractune.models.external_data._write", lambda *_: pytest.fail("copied"))
     with pytest.raises(BadModel, match=r"m\.onnx: has 3\.0 GiB with its weights, and at most 2 are"), model_file(path):
         pass
+
+
+def test_weights_may_lie_in_a_safetensors_file(tmp_path: Path) -> None:
+    """Its numbers are at offsets, as in any other file beside a model."""
+    path = saved(tmp_path / "m.onnx")
+    expected = onnx.load(path)
+    header = b'{"w": {"dtype": "F32", "shape": [8, 8], "data_offsets": [0, 256]}}'
+    numbers = numpy_helper.to_array(expected.graph.initializer[0]).tobytes()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + numbers)
+    change(path, location="model.safetensors", offset=str(8 + len(header)), length=str(len(numbers)))
+    with model_file(path) as found:
+        first = onnx.load(found).graph.initializer[0]
+    assert (numpy_helper.to_array(first) == numpy_helper.to_array(expected.graph.initializer[0])).all()

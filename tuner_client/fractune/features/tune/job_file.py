@@ -62,7 +62,7 @@ class Hours:
 
 @dataclass(frozen=True)
 class Line:
-    """A command line, and for a model of a job's file which one it is."""
+    """A command line, and for a model of a job's file or folder which one it is."""
 
     args: Sequence[str]
     job: Path | None = None
@@ -96,12 +96,14 @@ class Line:
 
 
 def expanded(args: Sequence[str]) -> list[Line]:
-    """The command lines of each model in the job's file. Other options of the command line come after those of the
-    file, and replace those of the same name. A command line without `--job` is itself.
+    """The command lines of each model in the job's file, or of each graph in a folder. Other options of the command
+    line come after those of the file, and replace those of the same name. A command line without both is itself.
 
-    Raises BadRequest for a file that is not as the top of this module shows.
+    Raises BadRequest for a file that is not as the top of this module shows, and BadModel for a folder.
     """
     words = [part for word in args for part in (word.split("=", 1) if word.startswith(f"{OPTION}=") else [word])]
+    if words[:1] == [_COMMAND] and len(words) > 1 and Path(words[1]).is_dir():
+        return _lines_of_folder(Path(words[1]), words[2:])
     if words[:1] != [_COMMAND] or OPTION not in words:
         return [Line(args)]
     place = words.index(OPTION)
@@ -113,6 +115,26 @@ def expanded(args: Sequence[str]) -> list[Line]:
         if not Path(model).is_file():
             raise BadRequest(f"{path.name}: {model}: no such file; models are relative to {path.name}")
     return [Line([_COMMAND, *line, *others], path, at, len(lines), hours) for at, line in enumerate(lines, 1)]
+
+
+def _lines_of_folder(folder: Path, options: Sequence[str]) -> list[Line]:
+    """The command line of each graph of an exported model; sizes of the command line replace those of the
+    configuration. Raises BadModel, and BadRequest for one file for several bundles.
+    """
+    from fractune.models.model_folder import read_folder
+
+    graphs = read_folder(folder).graphs
+    given = {_name(word) for word in options if word.startswith("-")}
+    if len(graphs) > 1 and {"out", "write-job"} & given:
+        raise BadRequest(f"{folder}: {len(graphs)} graphs, and one file for them; give --out-dir, or name one graph")
+    texts = [word.removeprefix("--size=") for word in options]
+    sized = {text.rpartition("=")[0] for text in texts}
+    lines = []
+    for at, each in enumerate(graphs, 1):
+        pairs = zip(each.options[::2], each.options[1::2], strict=True)
+        own = [word for pair in pairs if pair[1].rpartition("=")[0] not in sized for word in pair]
+        lines.append(Line([_COMMAND, _in(Path(), str(each.path)), *own, *options], folder, at, len(graphs)))
+    return lines
 
 
 def read_job(path: Path, replaced: Collection[str] = ()) -> tuple[list[list[str]], Hours | None]:
