@@ -141,7 +141,7 @@ def _within_range(asked: _Asked) -> VariantChoice | None:
     has one thread where more would gain less than they cost.
     """
     wide = asked.here.within
-    if wide is None:
+    if wide is None or not asked.policy.allows(How.ROBUST):
         return None
     bundle, threads = asked.bundle, asked.units if asked.here.unit == "core" and not _one_thread(asked) else 1
     found = _least_loss(bundle, wide)

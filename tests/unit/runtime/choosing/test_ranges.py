@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fractune
-from fractune_core.analysis.match import DEFAULT_POLICY, How
+from fractune_core.analysis.match import DEFAULT_POLICY, How, Policy
 from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, Compared, Runtime, Timed
@@ -56,6 +56,18 @@ def test_the_variant_of_the_least_loss_within_the_range_serves_all_of_it(units: 
 
 def test_a_range_that_no_job_named_has_the_best_of_the_bundles_variants() -> None:
     assert chosen(a_bundle(), 2, Share.parse("cpu:2..4")).variant == "cpu:1"
+
+
+def test_a_policy_that_allows_exact_matches_alone_has_the_variant_of_the_present_share() -> None:
+    here = ShareHere(2, (0, 1), "made up", within=RANGE)
+    choice, _ = match_share(a_bundle(), here, Policy(loosest=How.EXACT), "latency")
+    assert (choice.variant, choice.how) == ("cpu:2", How.EXACT)
+
+
+def test_a_tiny_model_has_one_thread_everywhere_in_a_range() -> None:
+    tiny = {share: {name: secs * 1e-6 for name, secs in times.items()} for share, times in MEASURED.items()}
+    choice = chosen(a_bundle(measured=tiny), 2)
+    assert (choice.variant, choice.threads) == ("cpu:1..2", 1)
 
 
 def test_a_range_beyond_the_times_is_untuned_and_says_so() -> None:

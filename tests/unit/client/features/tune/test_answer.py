@@ -131,6 +131,22 @@ def test_what_was_not_compared_has_its_reason_on_a_line() -> None:
     }
 
 
+def test_what_one_variant_loses_within_a_range_has_a_line() -> None:
+    secs = {
+        "cpu:1": {"cpu:1": (1e-3,) * 9, "cpu:2": (2e-3,) * 9},
+        "cpu:2": {"cpu:1": (1.1e-3,) * 9, "cpu:2": (1e-3,) * 9},
+    }
+    results = [replace(result(share, int(share[-1]), 1e-3), run_secs=secs[share]) for share in secs]
+    both = job(*results)
+    ranged = replace(both, spec=replace(both.spec, shares=("cpu:1..2",)))
+    assert (
+        answer_of(ranged)
+        .lines[1]
+        .startswith("one variant for all of cpu:1..2: the schedules tuned on 1 core lose at most 10 % ± ")
+    )
+    assert len(answer_of(both).lines) == 1
+
+
 def test_each_runtime_has_its_columns_and_goals_may_have_their_own_server() -> None:
     times = (time("cpu:1", 0.9, paced=1.2), time("cpu:1", 0.8, "openvino"))
     row = Row("cpu:1", "", job(result("cpu:1", 1, 8e-3)), times)
