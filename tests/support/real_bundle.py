@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -30,6 +31,12 @@ def compile_small(folder: Path, **changes: Any) -> tuple[Path, Path]:
     """A small model and a bundle of it with the variants cpu:1, cpu:2 and untuned; `changes` go to its manifest."""
     model = write_model(folder / "small.onnx")
     return model, compile_model(model, folder / "small.fractune", **changes)
+
+
+def compile_small_for_a_machine(folder: Path) -> tuple[Path, Path]:
+    """As `compile_small`, but TVM's virtual machine runs it, as it runs code for a GPU."""
+    with mock.patch("fractune_workers.children.compiling.variants.in_arena", return_value=None):
+        return compile_small(folder)
 
 
 def compile_fused(folder: Path) -> tuple[list[Path], Path]:
@@ -141,6 +148,7 @@ def compile_parts(folder: Path) -> Path:
 MAKERS: dict[str, Callable[[Path], object]] = {
     "listener": compile_listener,
     "small": compile_small,
+    "by_machine": compile_small_for_a_machine,
     "fused": compile_fused,
     "encoders": compile_encoders,
     "parts": compile_parts,

@@ -17,7 +17,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import running_redis
 
 _MAKER = "tests.support.real_bundle"
-BUNDLES = ("small", "encoders", "denormals", "parts", "fused", "listener")
+BUNDLES = ("small", "by_machine", "encoders", "denormals", "parts", "fused", "listener")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,13 @@ def connection(redis_url: str) -> Iterator[redis.Redis]:
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     folder = _compiled("small", tmp_path_factory)
+    return Small(folder / "small.onnx", folder / "small.fractune")
+
+
+@pytest.fixture(scope="session")
+def by_machine(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """The small model, and a bundle of it for TVM's virtual machine."""
+    folder = _compiled("by_machine", tmp_path_factory)
     return Small(folder / "small.onnx", folder / "small.fractune")
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +19,9 @@ from fractune_core.host.denormals import with_denormals
 from fractune_core.share_kinds import CPU, kind_of
 from fractune_core.shares import Share
 from fractune_runtime.tvm_runtime import tensors
-from fractune_runtime.tvm_runtime.runtime import (
-    MISFITS,
-    Variant,
-    Weights,
-    compiler_function,
-    copy_tensor,
-    load_runtime,
-    load_variant,
-    misfit,
-)
+from fractune_runtime.tvm_runtime.runtime import Weights, compiler_function, load_runtime
 from fractune_runtime.tvm_runtime.tensors import TensorSpec
+from fractune_runtime.tvm_runtime.variants import MISFITS, Variant, load_variant, misfit
 
 if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array
@@ -63,29 +56,33 @@ class OnCpu:
         return _LIMITS.read() if self._share is None or self._share.ends else ()
 
     def load_variant(self, variant: str) -> Variant:
-        loaded = load_variant(self._bundle, variant, self.weights)
-        into = loaded.into and with_denormals(loaded.into, kept=self._denormals)
-        cached = loaded.cached and with_denormals(loaded.cached, kept=self._denormals)
-        return replace(loaded, main=with_denormals(loaded.main, kept=self._denormals), into=into, cached=cached)
+        return load_variant(self._bundle, variant, self.weights, within=partial(with_denormals, kept=self._denormals))
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs)
 
     def run(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
         try:
-            return tensors.flat(variant.main(*arguments, *variant.weights))
+            return variant.run(arguments)
         except MISFITS as error:
             raise self._failure(error) from error
 
-    def run_into(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
-        if variant.into is None:
-            for made, output in zip(self.run(variant, arguments), outputs, strict=True):
-                copy_tensor(made, output)
-            return
+    def held(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
         try:
-            variant.into(*arguments, *variant.weights, *outputs)
+            return variant.held(arguments)
         except MISFITS as error:
             raise self._failure(error) from error
+
+    def bound(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        compute = variant.bound(arguments, outputs)
+
+        def run() -> None:
+            try:
+                compute()
+            except MISFITS as error:
+                raise self._failure(error) from error
+
+        return run
 
     def _failure(self, error: Exception) -> FractuneError:
         if isinstance(error, RuntimeError) and _SHAPE_CHECK not in str(error):
@@ -96,7 +93,7 @@ class OnCpu:
         return list(arguments)
 
     def array(self, output: Any) -> Array:
-        return tensors.as_array(output).copy()
+        return (output if hasattr(output, "ctypes") else tensors.as_array(output)).copy()
 
 
 CPUINFO = Path("/proc/cpuinfo")

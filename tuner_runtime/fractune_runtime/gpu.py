@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fractune_core.cuda import (
@@ -31,8 +32,9 @@ from fractune_core.shares import Share, units_text
 from fractune_core.targets import arch_of, runs_on
 from fractune_runtime.cpu import ShareHere, check_host_code, share_here
 from fractune_runtime.tvm_runtime import runtime, tensors
-from fractune_runtime.tvm_runtime.runtime import Variant, Weights, load_variant, misfit
+from fractune_runtime.tvm_runtime.runtime import Weights
 from fractune_runtime.tvm_runtime.tensors import TensorSpec
+from fractune_runtime.tvm_runtime.variants import Variant, load_variant, misfit
 
 if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array
@@ -156,7 +158,7 @@ class OnGpu:
     def _run(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
         try:
             there = [self._input(at, argument) for at, argument in enumerate(arguments)]
-            outputs = tensors.flat(variant.main(*there, *variant.weights))
+            outputs = variant.run(there)
             runtime.synchronise(self.device, self._stream)
         except RuntimeError as error:
             raise FractuneError(f"the model failed on the GPU ({first_line(error)}); {_LOST}") from error
@@ -164,7 +166,13 @@ class OnGpu:
             raise misfit(self._bundle, error) from error
         return outputs
 
-    def run_into(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def held(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
+        return self.run(variant, arguments)
+
+    def bound(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        return partial(self._run_into, variant, arguments, outputs)
+
+    def _run_into(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
         made = self.run(variant, arguments)
         with CAPTURES.beside_others():
             for source, target in zip(made, outputs, strict=True):

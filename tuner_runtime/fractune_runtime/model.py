@@ -7,7 +7,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, get_args
@@ -31,8 +30,9 @@ from fractune_runtime.sessions import RuntimeMissing, keep_forever, runtime_vari
 from fractune_runtime.tvm_runtime import tensors
 from fractune_runtime.tvm_runtime.inside import time_inside
 from fractune_runtime.tvm_runtime.interface import Bound, BoundMemory, Interface, Slots, padded
-from fractune_runtime.tvm_runtime.runtime import Variant, Weights
+from fractune_runtime.tvm_runtime.runtime import Weights
 from fractune_runtime.tvm_runtime.tensors import KeptInputs, TensorSpec, are_worth_keeping
+from fractune_runtime.tvm_runtime.variants import Variant
 
 if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array
@@ -71,8 +71,12 @@ class Backend(Protocol):
         """The complete outputs, in place. Call it on the thread of the model, one call at a time."""
         ...
 
-    def run_into(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """As `run`, but the outputs are in the tensors `outputs` afterwards."""
+    def held(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
+        """As `run`, but the next call may overwrite the outputs, which are arrays on a CPU."""
+        ...
+
+    def bound(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        """A function as `run`, which computes the outputs in the tensors `outputs`."""
         ...
 
     def placed(self, arguments: Sequence[Any]) -> list[Any]:
@@ -80,7 +84,7 @@ class Backend(Protocol):
         ...
 
     def array(self, output: Any) -> Array:
-        """An output as a separate array."""
+        """An output of `run` or `held` as a separate array."""
         ...
 
 
@@ -222,8 +226,8 @@ class Model:
             self._follower.follow(self._take)
             with self._turn.lock:
                 if (arguments := self._kept.tensors(inputs)) is not None:
-                    # Copied before the next call: an output may lie in the memory of an input.
-                    return [self._backend.array(tensor) for tensor in self._outputs(arguments, variant)]
+                    # Copied before the next call, which overwrites them.
+                    return [each.copy() for each in self._held(arguments, variant)]
         return [self._backend.array(tensor) for tensor in self.run_tensors(inputs, variant)]
 
     def run_padded(
@@ -240,7 +244,7 @@ class Model:
             self._follower.follow(self._take)
             with self._turn.lock:
                 if (arguments := self._kept.padded(inputs, pad)) is not None:
-                    return real(map(tensors.as_array, self._outputs(arguments, variant)))
+                    return real(self._held(arguments, variant))
         return real(Model.run(self, padded(self._interface.inputs, inputs, pad), variant))
 
     def run_slots(
@@ -259,23 +263,28 @@ class Model:
         return self._slots.occupancy
 
     def run_tensors(self, inputs: Mapping[str, Any], variant: str | None = None) -> list[Any]:
-        """As `run`, but the outputs stay in place, as read-only tensors with `__dlpack__`. Their memory belongs to the
-        model, and is used again once they are dropped: `numpy.from_dlpack(tensor)` holds it. On a GPU they stay there,
-        complete: `torch.from_dlpack(tensor)`.
+        """As `run`, but the outputs stay in place, as read-only tensors with `__dlpack__`. Their memory may be used
+        again once they are dropped: `numpy.from_dlpack(tensor)` holds it. On a GPU they stay there, complete:
+        `torch.from_dlpack(tensor)`.
         """
         arguments = self._arguments(inputs)
         self._follower.follow(self._take)
         with self._turn.lock:
-            return self._outputs(arguments, variant)
+            return self._outputs(self._backend.run, arguments, variant)
+
+    def _held(self, arguments: Sequence[Any], variant: str | None) -> list[Array]:
+        return self._outputs(self._backend.held, arguments, variant)
 
     def _arguments(self, inputs: Mapping[str, Any]) -> list[Any]:
         self._interface.check_constants(inputs)
         return self._backend.arguments(self._interface.inputs, inputs)
 
-    def _outputs(self, arguments: Sequence[Any], variant: str | None) -> list[Any]:
+    def _outputs(
+        self, compute: Callable[[Variant, Sequence[Any]], list[Any]], arguments: Sequence[Any], variant: str | None
+    ) -> list[Any]:
         name = variant or self.choice.variant
         loaded = self._variants.get(name) or self._variant(name)
-        outputs: list[Any] = self._runner.call(self._backend.run, loaded, arguments)
+        outputs: list[Any] = self._runner.call(compute, loaded, arguments)
         if name not in self._checked:  # a later run gives the same shapes
             self._interface.check_outputs(outputs)
             self._checked.add(name)
@@ -301,7 +310,7 @@ class Model:
         arguments = self._arguments(inputs)
         with self._turn.lock:
             variant = self._variant(None)
-            inside: Inside = self._runner.call(time_inside, variant, partial(self._backend.run, variant, arguments))
+            inside: Inside = self._runner.call(time_inside, variant, partial(self._backend.held, variant, arguments))
             own = self.choice.variant
             return inside.brief(self.bundle.kernels(own), self.bundle.candidates(own))
 
@@ -318,15 +327,20 @@ class Model:
             with self._turn.lock:
                 self._variant(variant)
         self._interface.check_constants(inputs)
-        return Bound(
-            BoundMemory(self._interface.inputs, inputs, self._interface.outputs, outputs),
-            partial(self._run_bound, variant),
-        )
+        memory = BoundMemory(self._interface.inputs, inputs, self._interface.outputs, outputs)
+        prepared: Variant | None = None
+        compute: Callable[[], None]
 
-    def _run_bound(self, variant: str | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self._follower.follow(self._take)
-        with self._turn.lock:
-            self._runner.call(self._backend.run_into, self._variant(variant), arguments, outputs)
+        def run() -> None:
+            nonlocal prepared, compute
+            self._follower.follow(self._take)
+            with self._turn.lock:
+                loaded = self._variants.get(variant or self.choice.variant) or self._variant(variant)
+                if loaded is not prepared:
+                    prepared, compute = loaded, self._backend.bound(loaded, memory.arguments, memory.results)
+                self._runner.call(compute)
+
+        return Bound(memory, run)
 
     @property
     def specs(self) -> tuple[list[TensorSpec], list[TensorSpec]]:
@@ -359,8 +373,7 @@ class Model:
                 raise BadRequest(
                     f"an operator of {self.bundle.name} reads its cache in another shape; run() it with its caches"
                 )
-            outputs = self._runner.call(self._backend.run, replace(variant, main=variant.cached), arguments)
-            return [tensors.as_array(output).copy() for output in outputs]
+            return [each.copy() for each in self._runner.call(self._backend.held, variant.cached, arguments)]
 
     def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as tensors on the model's device, for many runs without a copy."""

@@ -41,8 +41,8 @@ from fractune_runtime.loading import open_bundle
 from fractune_runtime.model import Backend, ShareFollower, backend_for, warn_if_untuned
 from fractune_runtime.runner import settle, started
 from fractune_runtime.tvm_runtime.interface import Interface
-from fractune_runtime.tvm_runtime.runtime import Variant
 from fractune_runtime.tvm_runtime.tensors import random_inputs
+from fractune_runtime.tvm_runtime.variants import Variant
 
 if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array
@@ -243,7 +243,7 @@ class _Replicas:
         self._all.abort()
 
     def answer(self, arguments: Sequence[Any]) -> list[Array]:
-        outputs = self._backend.run(self._here.variant, arguments)
+        outputs = self._backend.held(self._here.variant, arguments)
         self._interface.check_outputs(outputs)
         return [self._backend.array(output) for output in outputs]
 

@@ -26,7 +26,6 @@ from fractune_core.files.buckets import input_shapes
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import EXACT_ONNX_RUNTIME, MODEL, ONLY_ONNX, ONNX_RUNTIME, OPENVINO, Runtime
 from fractune_core.model_inputs import constants_in, fitting_shape, parse_numbers, shapes_in
-from fractune_runtime.tvm_runtime.runtime import Variant
 from fractune_runtime.tvm_runtime.tensors import (
     TensorSpec,
     accepted_integers,
@@ -36,6 +35,7 @@ from fractune_runtime.tvm_runtime.tensors import (
     telling_ranges,
     typical_inputs,
 )
+from fractune_runtime.tvm_runtime.variants import Called
 
 if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array
@@ -389,7 +389,7 @@ def _without_rounding(model: Path | bytes) -> Path | bytes:
     return data if changed else model
 
 
-def runtime_variant(bundle: Bundle, runtime: str, threads: int, cpus: Sequence[int]) -> Variant:
+def runtime_variant(bundle: Bundle, runtime: str, threads: int, cpus: Sequence[int]) -> Called:
     """The model in `runtime`, on so many threads of `cpus`. Raises BadBundle, BadModel, FractuneError if the runtime is
     not installed.
     """
@@ -400,7 +400,7 @@ def runtime_variant(bundle: Bundle, runtime: str, threads: int, cpus: Sequence[i
         outputs = session.run(feed_of(dict(zip(names, map(as_array, arguments), strict=True))))
         return [as_tensor("output", output) for output in outputs]
 
-    return Variant(main, None)
+    return Called(main)
 
 
 def held_session(

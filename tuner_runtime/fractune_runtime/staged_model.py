@@ -18,8 +18,9 @@ from fractune_runtime.model import Model, warn_caller
 from fractune_runtime.sessions import Session, keep_forever, open_session, runtime_variant, settings_of
 from fractune_runtime.tvm_runtime import tensors
 from fractune_runtime.tvm_runtime.interface import Bound, BoundMemory
-from fractune_runtime.tvm_runtime.runtime import Variant, Weights
+from fractune_runtime.tvm_runtime.runtime import Weights
 from fractune_runtime.tvm_runtime.tensors import TensorSpec
+from fractune_runtime.tvm_runtime.variants import Called
 
 if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array
@@ -30,7 +31,7 @@ class _Opened:
     """What runs at a share."""
 
     share: ShareHere
-    whole: Variant | None
+    whole: Called | None
     """the whole model in another runtime, if that was faster"""
     sessions: dict[str, Session] = field(default_factory=dict)
     """by the part's entry in the bundle; those that have run"""
@@ -86,7 +87,8 @@ class StagedModel(Model):
     ) -> Bound:
         """As `Model.bind`; each call copies its outputs once."""
         self._check_variant(variant)
-        return Bound(BoundMemory(self.inputs, inputs, self.outputs, outputs), partial(self._run_into, variant))
+        memory = BoundMemory(self.inputs, inputs, self.outputs, outputs)
+        return Bound(memory, partial(self._run_into, variant, memory.arguments, memory.results))
 
     def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return dict(tensors.as_arrays(self.inputs, inputs))
@@ -139,7 +141,7 @@ class StagedModel(Model):
             arguments = [tensors.as_tensor(spec.name, inputs[spec.name]) for spec in self.inputs]
             with self._turn.lock:
                 # Copied before the next call: a runtime may write its outputs to the same memory again.
-                return [tensors.as_array(each).copy() for each in opened.whole.main(*arguments)]
+                return [each.copy() for each in opened.whole.held(arguments)]
         values: dict[str, Any] = dict(inputs)
         for step in self.stages.steps:
             values.update(self._run_step(step, values, opened, variant))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from fractune_core.agreement import differences
 from fractune_runtime import sessions
 from fractune_runtime.runner import Runner
 from fractune_runtime.sessions import OnnxRuntimeSession
-from fractune_runtime.tvm_runtime import runtime
+from fractune_runtime.tvm_runtime import variants
 from fractune_runtime.tvm_runtime.interface import Bound
-from fractune_runtime.tvm_runtime.runtime import Variant, load_entries
+from fractune_runtime.tvm_runtime.variants import load_code
 from tests.support.denormals import FACTOR, FLUSHING, PROBE, SIZE, WEIGHT, flushes, inputs, read_mxcsr, write_mxcsr
 from tests.unit.conftest import Small
 
@@ -44,25 +43,31 @@ def unchanged() -> Iterator[None]:
     assert read_mxcsr() == before
 
 
-@pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the thread flushed, for each call of compiled code; a call with a thousand in its input fails."""
-    found: list[bool] = []
+class Noted(list[bool]):
+    """Whether the thread flushed, for each call of compiled code. While it is `refusing`, each call fails."""
 
-    def noting(function: Entry) -> Entry:
-        def call(*tensors: Any) -> Any:
+    refusing = False
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
+    found = Noted()
+
+    def noting(entry: Entry) -> Entry:
+        def call(*arguments: Any) -> Any:
             found.append(flushes())
-            if np.from_dlpack(tensors[0]).flat[0] == 1000:
+            if found.refusing:
                 raise RuntimeError("refused memory")
-            return function(*tensors)
+            return entry(*arguments)
 
         return call
 
-    def load(*arguments: Any) -> tuple[Variant, int]:
-        found, takes = load_entries(*arguments)
-        return replace(found, main=noting(found.main), into=found.into and noting(found.into)), takes
+    def load(*arguments: Any) -> Any:
+        *others, within = arguments
+        objects, weights, devices = others
+        return load_code(objects, weights, devices, lambda entry: within(noting(entry)))
 
-    monkeypatch.setattr(runtime, "load_entries", load)
+    monkeypatch.setattr(variants, "load_code", load)
     return found
 
 
@@ -125,7 +130,7 @@ def test_a_session_and_replicas_take_the_same_option(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=TWO_CORES)])
-def test_each_way_to_run_a_model_is_in_its_mode(bundle: Path, threads: int, noted: list[bool]) -> None:
+def test_each_way_to_run_a_model_is_in_its_mode(bundle: Path, threads: int, noted: Noted) -> None:
     model = fractune.load(bundle, threads=threads)
     model.run(inputs())
     model.run_tensors(inputs())
@@ -137,9 +142,10 @@ def test_each_way_to_run_a_model_is_in_its_mode(bundle: Path, threads: int, note
 
 
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=TWO_CORES)])
-def test_the_caller_computes_with_denormals_after_a_failure(bundle: Path, threads: int, noted: list[bool]) -> None:
+def test_the_caller_computes_with_denormals_after_a_failure(bundle: Path, threads: int, noted: Noted) -> None:
     model = fractune.load(bundle, threads=threads)
-    for run in (partial(model.run, inputs(1000)), filled(model, 1000).run):
+    noted.refusing = True
+    for run in (partial(model.run, inputs()), filled(model).run):
         with pytest.raises(fractune.errors.FractuneError, match="refused memory"):
             run()
     assert noted == [True] * 2
@@ -147,7 +153,7 @@ def test_the_caller_computes_with_denormals_after_a_failure(bundle: Path, thread
 
 
 def test_own_parts_of_a_model_are_in_that_mode_and_parts_of_onnx_runtime_are_not(
-    in_parts: Small, noted: list[bool], monkeypatch: pytest.MonkeyPatch
+    in_parts: Small, noted: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime")
     theirs, run = list[bool](), sessions.OnnxRuntimeSession.run
@@ -163,7 +169,7 @@ def test_own_parts_of_a_model_are_in_that_mode_and_parts_of_onnx_runtime_are_not
     assert (noted, theirs) == ([True] * 4, [False] * 2)
 
 
-def test_replicas_answer_in_that_mode_and_call_back_in_their_own(bundle: Path, noted: list[bool]) -> None:
+def test_replicas_answer_in_that_mode_and_call_back_in_their_own(bundle: Path, noted: Noted) -> None:
     found: list[bool] = []
     with fractune.ReplicaPool(bundle, replicas=2, threads=1) as pool:
         futures = [pool.submit(inputs()) for _ in range(6)]

@@ -27,8 +27,9 @@ from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnav
 from fractune_core.files.bundles import Bundle, write_bundle
 from fractune_runtime.cpu import CPUINFO, OnCpu, isa_name, read_cpuinfo
 from fractune_runtime.tvm_runtime import tensors
-from fractune_runtime.tvm_runtime.runtime import Variant, aligned_bytes
+from fractune_runtime.tvm_runtime.runtime import aligned_bytes
 from fractune_runtime.tvm_runtime.tensors import as_arguments, as_array
+from fractune_runtime.tvm_runtime.variants import Called
 from fractune_workers.confinement.cpu import thread_affinities
 from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import wait_until
@@ -317,6 +318,7 @@ def weights_turned(manifest: Manifest) -> Manifest:
         (lambda manifest: {**manifest, "inputs": []}, "takes 4 tensors, and its manifest names 0 inputs"),
         (lambda manifest: {**manifest, "outputs": []}, "its code gives 1 outputs, and its manifest names 0"),
         (of_output(shape=[1, 9]), r"its code gives the output 'y' the shape \[1, 10\], and its manifest \[1, 9\]"),
+        (of_output(dtype="int8"), "it gives the output 'y' as float32, not int8"),
         (of_output(shape=[10]), r"its code gives the output 'y' the shape \[1, 10\], and its manifest \[10\]"),
         (objects_twice, "the code of the variant 'cpu:1' cannot be loaded"),
         (first_object_alone, "the code of the variant 'cpu:1' cannot be loaded"),
@@ -331,14 +333,13 @@ def test_code_that_does_not_take_what_the_manifest_says_is_a_bad_bundle(
         run_once(path)
 
 
-@pytest.mark.parametrize("shape", [[1, 9], [1, 1000], [10]])
-def test_code_that_does_not_write_into_outputs_of_the_manifest_is_a_bad_bundle(
-    small: Small, tmp_path: Path, shape: list[int]
+def test_code_of_the_virtual_machine_that_does_not_take_its_tensors_is_a_bad_bundle(
+    by_machine: Small, tmp_path: Path
 ) -> None:
     path = tmp_path / "m.fractune"
-    write_changed(small, path, of_output(shape=shape))
-    with pytest.raises(BadBundle, match="its code does not take these inputs"):
-        fractune.load(path, share="cpu:1").bind().run()
+    write_changed(by_machine, path, of_input(dtype="int32"))
+    with pytest.raises(BadBundle, match="its code does not take these inputs, or the weights"):
+        run_once(path)
 
 
 def test_a_run_that_fails_does_not_blame_the_bundle(small: Small) -> None:
@@ -346,7 +347,7 @@ def test_a_run_that_fails_does_not_blame_the_bundle(small: Small) -> None:
         raise RuntimeError("std::bad_alloc")
 
     with pytest.raises(FractuneError, match="the model failed on the CPU") as raised:
-        OnCpu(Bundle(small.bundle), None).run(Variant(refuse, refuse), [])
+        OnCpu(Bundle(small.bundle), None).run(Called(refuse), [])
     assert not isinstance(raised.value, BadBundle)
 
 

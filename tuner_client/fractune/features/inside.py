@@ -12,7 +12,7 @@ from fractune_core.analysis.match import How
 from fractune_core.files.bundles import Bundle
 
 _MOST_ROWS = 30
-_OPERATOR, _KERNEL, _CALL = "operator", "kernel without a task", "virtual machine"
+_OPERATOR, _KERNEL, _CALL = "operator", "kernel without a task", "other call"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""The time of each call that TVM's virtual machine makes inside a model.
+"""The time of each call inside a model.
 
 An operator that is measured alone meets warm caches, and no other kernel runs before it. Inside the model it may take
-longer. The rest of a model's time is in kernels that were not tuned, and in the machine's own calls.
+longer. The rest of a model's time is in kernels that were not tuned, and in what TVM's virtual
+machine does between them, where the model needs it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Times the calls that TVM's virtual machine makes inside a model."""
+"""Times the calls inside a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fractune_core.analysis.inside import CallTime, Inside
-from fractune_runtime.tvm_runtime.runtime import Variant
+from fractune_runtime.tvm_runtime.arena import Planned
+from fractune_runtime.tvm_runtime.variants import Variant
 
 _MOST_S, _MOST_RUNS, _FEWEST_RUNS = 1.0, 50, 3
 """of the runs with a clock, each with one without"""
@@ -35,10 +36,13 @@ class _Clock:
         spent = time.perf_counter() - begun
         if self._open:
             self._open[-1][1].append(spent)
-        self.secs[name] = self.secs.get(name, 0.0) + spent - sum(within)
-        self.counts[name] = self.counts.get(name, 0) + 1
-        self.within[name] = self.within.get(name, 0) + len(within)
+        self.add(name, spent - sum(within), len(within))
         return 0
+
+    def add(self, name: str, secs: float, within: int = 0) -> None:
+        self.secs[name] = self.secs.get(name, 0.0) + secs
+        self.counts[name] = self.counts.get(name, 0) + 1
+        self.within[name] = self.within.get(name, 0) + within
 
 
 def time_inside(variant: Variant, run: Callable[[], Any]) -> Inside:
@@ -48,21 +52,12 @@ def time_inside(variant: Variant, run: Callable[[], Any]) -> Inside:
     The least times count. Medians of the calls do not add up to the median of the model where other programs interrupt
     some runs: what is missing would look like time between the calls.
     """
-    import tvm_ffi
-
-    instrument = variant.instrument
-    if instrument is None:
-        raise ValueError("another runtime computes the variant: it has no calls of the virtual machine")
     run()
     clocks, whole, clocked, begun = list[_Clock](), list[float](), list[float](), time.perf_counter()
     while len(clocks) < _FEWEST_RUNS or (len(clocks) < _MOST_RUNS and time.perf_counter() - begun < _MOST_S):
         whole.append(_secs(run))
         clocks.append(_Clock())
-        instrument(tvm_ffi.convert(clocks[-1].note))
-        try:
-            clocked.append(_secs(run))
-        finally:
-            instrument(None)
+        clocked.append(_clocked(variant, run, clocks[-1]))
     whole_s, clocked_s = min(*whole, *clocked), min(clocked)
     calls = _calls(clocks, clocked_s - whole_s)
     if (
@@ -70,6 +65,26 @@ def time_inside(variant: Variant, run: Callable[[], Any]) -> Inside:
     ) > whole_s:  # what the clock took of microseconds is not known exactly
         calls = [replace(each, secs=each.secs * whole_s / sum_s) for each in calls]
     return Inside(tuple(sorted(calls, key=lambda each: -each.secs)), whole_s, clocked_s)
+
+
+def _clocked(variant: Variant, run: Callable[[], Any], clock: _Clock) -> float:
+    """Seconds of `run` with the clock at each call."""
+    if isinstance(variant, Planned):
+        begun = time.perf_counter()
+        calls = variant.clocked(run)
+        spent = time.perf_counter() - begun
+        for name, secs in calls:
+            clock.add(name, secs)
+        return spent
+    import tvm_ffi
+
+    if variant.instrument is None:
+        raise ValueError("another runtime computes the variant: it has no calls that can be timed")
+    variant.instrument(tvm_ffi.convert(clock.note))
+    try:
+        return _secs(run)
+    finally:
+        variant.instrument(None)
 
 
 def _calls(clocks: Sequence[_Clock], clock_s: float) -> list[CallTime]:

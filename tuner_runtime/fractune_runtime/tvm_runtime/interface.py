@@ -163,15 +163,14 @@ class Bound:
     outputs: Mapping[str, Array]
     """the arrays by name, as the last run has left them"""
 
-    def __init__(self, memory: BoundMemory, run: Callable[[Sequence[Any], Sequence[Any]], None]) -> None:
+    run: Callable[[], None]
+    """compute the outputs from the present contents of the inputs"""
+
+    def __init__(self, memory: BoundMemory, run: Callable[[], None]) -> None:
         self._memory = memory
-        self._run = run
+        self.run = run
         self.inputs = MappingProxyType(memory.inputs)
         self.outputs = MappingProxyType(memory.outputs)
-
-    def run(self) -> None:
-        """Compute the outputs from the present contents of the inputs."""
-        self._run(self._memory.arguments, self._memory.results)
 
 
 class BoundMemory:

@@ -1,38 +1,36 @@
-"""TVM's runtime without TVM's Python package: two shared libraries of its wheel, driven through `tvm_ffi`; and the
-variants of a bundle that it runs, over one copy of their weights.
+"""TVM's runtime without TVM's Python package: two shared libraries of its wheel, driven through `tvm_ffi`; and the one
+copy of a bundle's weights.
 
 `import tvm` loads the compiler too, 250 MB of it, and takes a second; a compiled model needs none of that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
+import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from fractune_core.cuda import load_cudart
-from fractune_core.errors import BadBundle, FractuneError, first_line
+from fractune_core.errors import FractuneError
 from fractune_core.files.bundles import WEIGHTS, Bundle
-from fractune_core.files.manifests import ALIGNMENT_BYTES, MAIN_CACHED, MAIN_INTO
+from fractune_core.files.manifests import ALIGNMENT_BYTES
 from fractune_core.host import thread_pool
 
 _LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
 """the second holds sorting and random numbers, which some models call"""
 _CUDA_LIBRARY = "libtvm_runtime_cuda.so"
 _COMPILER = "libtvm_compiler.so"
-_POOLED_ALLOCATOR = 2
-"""TVM's number for it"""
+_HUGE_PAGE_BYTES = 1 << 21
 CPU = (1, 0)
 """a device in the numbers of TVM and DLPack: its kind and its index"""
-MISFITS = (RuntimeError, ValueError, TypeError, AttributeError)
-"""TVM's exceptions for a file that is not code, and for tensors that the code does not take"""
 _loading = threading.Lock()
 
 
@@ -96,80 +94,37 @@ def compiler_function(name: str) -> Callable[..., Any] | None:
 
 
 @functools.cache
-def _function(name: str) -> Callable[..., Any]:
+def tvm_function(name: str) -> Callable[..., Any]:
     import tvm_ffi
 
     return tvm_ffi.get_global_func(name)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """The functions of a variant's code, and its weights. No two threads may call them at the same time."""
-
-    main: Callable[..., Any]
-    """returns its outputs, for inputs and weights"""
-    into: Callable[..., Any] | None
-    """takes tensors for the outputs as well, and returns nothing; None where the memory of an output is not
-    allocated for it alone"""
-    weights: Sequence[Any] = ()
-    cached: Callable[..., Any] | None = None
-    """as `main`, with buffers of the caller for the caches, and without these among its outputs; None without caches"""
-    instrument: Callable[[Any], None] | None = None
-    """has TVM's virtual machine call a function before and after each call that it makes; None stops it"""
-
-
-def load_entries(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -> tuple[Variant, int]:
-    """The functions of a variant's object files, on a separate virtual machine, and the number of inputs and weights
-    that they take. `devices`: the device of the tensors first, the CPU last. For other files TVM raises exceptions of
-    any kind.
-    """
-    import tvm_ffi_orcjit
-
-    # The session's own `load_module` requests the C++ compiler's runtime library first; C code needs none.
-    session = tvm_ffi_orcjit.default_session()
-    module = _function("tvm_ffi_orcjit.SessionLoadModule")(session, list(objects), "", None, None)
-    machine = module["vm_load_executable"]()
-    machine["vm_initialization"](*(number for device in devices for number in (*device, _POOLED_ALLOCATOR)))
-    into, cached = (_entry(machine, name) for name in (MAIN_INTO, MAIN_CACHED))
-    return Variant(machine["main"], into, cached=cached, instrument=machine["set_instrument"]), int(
-        machine["get_function_arity"]("main")
-    )
-
-
-def _entry(machine: Any, name: str) -> Callable[..., Any] | None:
-    """A function of the virtual machine; None if the code has none of this name."""
-    try:
-        found: Callable[..., Any] = machine[name]
-    except AttributeError:
-        return None
-    return found
 
 
 def viewed(tensor: Any, shape: Sequence[int], dtype: str) -> Any:
     """The memory of a tensor as a tensor of another type; they share it."""
     import tvm_ffi
 
-    return _function("runtime.TVMTensorCreateView")(tensor, tvm_ffi.Shape(tuple(shape)), tvm_ffi.dtype(dtype), 0)
+    return tvm_function("runtime.TVMTensorCreateView")(tensor, tvm_ffi.Shape(tuple(shape)), tvm_ffi.dtype(dtype), 0)
 
 
 def empty_tensor(shape: Sequence[int], dtype: str, device: str) -> Any:
     """A tensor in separate memory on the device (`cuda:0`)."""
     import tvm_ffi
 
-    make = _function("runtime.TVMTensorAllocWithScope")
+    make = tvm_function("runtime.TVMTensorAllocWithScope")
     return make(tvm_ffi.Shape(tuple(shape)), tvm_ffi.dtype(dtype), tvm_ffi.device(device), None)
 
 
 def copy_tensor(source: Any, target: Any) -> None:
     """Copy the contents, from one device to another too. With a GPU the copy is complete only after `synchronise`."""
-    _function("runtime.TVMTensorCopyFromTo")(source, target)
+    tvm_function("runtime.TVMTensorCopyFromTo")(source, target)
 
 
 def synchronise(device: str, stream: int = 0) -> None:
     """Wait for all launches on a stream of the device (an address; 0 = the default stream)."""
     import tvm_ffi
 
-    _function("runtime.Device_StreamSync")(tvm_ffi.device(device), stream)
+    tvm_function("runtime.Device_StreamSync")(tvm_ffi.device(device), stream)
 
 
 def aligned_bytes(size: int) -> Any:
@@ -181,9 +136,30 @@ def aligned_bytes(size: int) -> Any:
     return room[start : start + size]
 
 
+def lasting_bytes(size: int) -> Any:
+    """As `aligned_bytes`, zeros, for memory that stays: from 2 MiB on in huge pages, where Linux has them. One entry of
+    the processor's page tables then covers 2 MiB, and one page fault fills it. Raises FractuneError.
+    """
+    import numpy as np
+
+    if size < _HUGE_PAGE_BYTES:
+        memory = aligned_bytes(size)
+        memory[...] = 0
+        return memory
+    try:
+        pages = mmap.mmap(-1, size + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise FractuneError(f"no memory for {size >> 20} MiB ({error}); raise the limit on the process") from error
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(pages, np.uint8)
+    start = -whole.ctypes.data % _HUGE_PAGE_BYTES
+    return whole[start : start + size]
+
+
 def use_cpus(parts: Sequence[Sequence[int]]) -> None:
     """As `fractune_core.host.thread_pool.use_cpus`."""
-    thread_pool.use_cpus(parts, _function("runtime.config_threadpool"), ctypes.CDLL(runtime_library()))
+    thread_pool.use_cpus(parts, tvm_function("runtime.config_threadpool"), ctypes.CDLL(runtime_library()))
 
 
 class Weights:
@@ -215,39 +191,8 @@ class Weights:
         described = [self._bundle.manifest["weights"][number] for number in numbers]
         padded = (each["size"] + -each["size"] % ALIGNMENT_BYTES for each in described)
         *begins, end = accumulate(padded, initial=0)
-        buffer = aligned_bytes(end)
+        buffer = lasting_bytes(end)
         rooms = [buffer[begin : begin + each["size"]] for begin, each in zip(begins, described, strict=True)]
         filled = list(zip(described, rooms, strict=True))
         self._bundle.read_parts(WEIGHTS, ((each["offset"], memoryview(room)) for each, room in filled))
         return [viewed(tvm_ffi.from_dlpack(room), each["shape"], each["dtype"]) for each, room in filled]
-
-
-def load_variant(
-    bundle: Bundle, variant: str, weights: Weights, devices: Sequence[tuple[int, int]] = (CPU,)
-) -> Variant:
-    """Load a variant. `devices`: the device of the tensors first, the CPU last. Raises BadBundle for a missing variant,
-    for code that cannot be loaded, and for more or fewer inputs and weights than the code takes.
-    """
-    objects, own = bundle.objects(variant), weights.of(variant)
-    inputs = len(bundle.manifest["inputs"])
-    try:
-        loaded, takes = load_entries(objects, devices)
-    except MISFITS as error:
-        raise BadBundle(
-            f"{bundle.name}: the code of the variant '{variant}' cannot be loaded ({first_line(error)}); "
-            "make the bundle again"
-        ) from error
-    if takes != inputs + len(own):
-        raise BadBundle(
-            f"{bundle.name}: the code of the variant '{variant}' takes {takes} tensors, and its manifest names "
-            f"{inputs} inputs and {len(own)} weights; make the bundle again"
-        )
-    return replace(loaded, weights=own)
-
-
-def misfit(bundle: Bundle, error: Exception) -> BadBundle:
-    """The error of a bundle if its code raised one of MISFITS for inputs that its manifest requests."""
-    return BadBundle(
-        f"{bundle.name}: its code does not take these inputs, or the weights that its manifest names "
-        f"({first_line(error)}); give other inputs, or make the bundle again"
-    )

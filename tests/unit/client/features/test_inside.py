@@ -45,8 +45,8 @@ def test_kernels_of_an_operator_are_one_row_beside_its_time_alone_and_all_else_h
     assert [(row.name, row.kind, row.calls) for row in rows] == [
         ("conv", "operator", 3),
         ("softmax", "kernel without a task", 1),
-        ("alloc_tensor", "virtual machine", 9),
-        ("between calls", "virtual machine", 0),
+        ("alloc_tensor", "other call", 9),
+        ("between calls", "other call", 0),
     ]
     assert [row.alone_s for row in rows] == [pytest.approx(3e-3), None, None, None]
     assert sum(row.inside_s for row in rows) == pytest.approx(4e-3)

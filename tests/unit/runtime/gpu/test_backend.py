@@ -24,7 +24,7 @@ from fractune_runtime import model as models
 from fractune_runtime.gpu import CAPTURES, OnGpu, ask_gpu
 from fractune_runtime.tvm_runtime import runtime, tensors
 from fractune_runtime.tvm_runtime.interface import Interface
-from fractune_runtime.tvm_runtime.runtime import Variant
+from fractune_runtime.tvm_runtime.variants import Variant
 from tests.support.hardware.simulated_cuda import Staged
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
 from tests.support.hardware.simulated_libcuda import SimulatedLibcuda
@@ -79,8 +79,8 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bundle(small: Small, tmp_path: Path) -> Path:
-    return for_a_gpu(small, tmp_path)
+def bundle(by_machine: Small, tmp_path: Path) -> Path:
+    return for_a_gpu(by_machine, tmp_path)
 
 
 @pytest.mark.usefixtures("staged")

@@ -20,7 +20,9 @@ from fractune_core.host.denormals import with_denormals
 from fractune_core.model_inputs import constants_in, fitting_shape, parse_numbers, shapes_in
 from fractune_runtime.cpu import OnCpu
 from fractune_runtime.right_outputs import Deadline, Feed, moved_outputs
-from fractune_runtime.tvm_runtime.tensors import TensorSpec, accepted_integers, as_array, flat, specs_of, telling_ranges
+from fractune_runtime.tvm_runtime.runtime import load_runtime
+from fractune_runtime.tvm_runtime.tensors import TensorSpec, accepted_integers, specs_of, telling_ranges
+from fractune_runtime.tvm_runtime.variants import load_code
 from fractune_workers.children.checking.bisecting import first_different
 from fractune_workers.children.checking.graph import precision_of
 from fractune_workers.children.checking.input_sets import InputSet, InputSpec, given_set, input_sets
@@ -65,13 +67,11 @@ def _paired(own: Sequence[str], theirs: Sequence[str]) -> list[str]:
 def imported(model: onnx.ModelProto, inputs: Mapping[str, Sequence[int]], target_text: str) -> Candidate:
     """The model, imported and compiled without schedules. Raises what the importer raises."""
     import tvm
-    from tvm import relax
 
     from fractune_workers.children.compiling.variants import compile_variants
     from fractune_workers.children.importing.limits import Limits
     from fractune_workers.children.importing.model_file import load_fixed
     from fractune_workers.children.importing.passes import prepare
-    from fractune_workers.children.tvm_api.artifacts import load_objects
     from fractune_workers.children.tvm_api.target import parse_target
     from fractune_workers.children.tvm_api.weights import LiftedWeights
 
@@ -81,13 +81,14 @@ def imported(model: onnx.ModelProto, inputs: Mapping[str, Sequence[int]], target
     lifted_weights = LiftedWeights()
     lifted = lifted_weights.lifted(prepare(load_fixed(data, inputs, Limits(len(data))), target))
     objects = compile_variants([lifted.module], target, [{}], {})[0]
-    main = with_denormals(relax.VirtualMachine(load_objects(list(objects.values())), tvm.cpu())["main"], kept=False)
     own = [lifted_weights.tensors[place] for place in lifted.weights]
+    load_runtime()
+    code, _ = load_code(list(objects.values()), own, within=partial(with_denormals, kept=False))
     names = [value.name for value in inputs_of(model.graph) if value.name not in constants]
 
     def run(feed: Feed) -> list[Array]:
         given: list[Any] = [tvm.runtime.tensor(feed[name]) for name in names]
-        return list(map(as_array, flat(main(*given, *own))))
+        return [each.copy() for each in code.held(given)]
 
     return run
 

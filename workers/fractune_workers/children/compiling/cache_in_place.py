@@ -1,4 +1,4 @@
-"""A third entry of a model: its caches are buffers of the caller, and the new rows are written into them.
+"""A second entry of a model: its caches are buffers of the caller, and the new rows are written into them.
 
 `main_cached` takes the parameters of `main`. In the place of a cache's input it takes a buffer whose axis of rows has
 any size. The rows before lie there already, the entry writes the new ones behind them, and all operators read both
@@ -19,10 +19,12 @@ from tvm.tirx.script.builder import ir as builder
 
 from fractune_core.files.manifests import ALIGNMENT_BYTES, MAIN_CACHED
 from fractune_workers.children.compiling.concat_in_place import into_slice
-from fractune_workers.children.compiling.entries import allocation_of, tensors_of
 from fractune_workers.children.rewriting.caches import Cache, caches_of
-from fractune_workers.children.rewriting.expressions import OPAQUE, operator_of, shape_of
+from fractune_workers.children.rewriting.expressions import OPAQUE, has_fixed_shapes, operator_of, shape_of
 
+_ALLOCATION = "builtin.alloc_tensor"
+_VIEW = "reshape"
+"""a tensor of another shape over the same memory"""
 _ROWS = "rows"
 _LANES = 16
 """of a loop that copies"""
@@ -49,7 +51,7 @@ class _Entry:
         self._builder = relax.BlockBuilder(mod.clone())
         bindings = [binding for block in self._main.body.blocks for binding in block.bindings]
         values = {binding.var: binding.value for binding in bindings}
-        outputs = list(tensors_of(self._main.body.body, values))
+        outputs = list(_tensors_of(self._main.body.body, values))
         self._bindings = bindings
         self._left = [each for at, each in enumerate(outputs) if at not in {cache.output for cache in caches}]
         self._params = list(self._main.params)
@@ -60,7 +62,7 @@ class _Entry:
         self._kernels: dict[Any, Any] = {}
         rows = tirx.Var(_ROWS, "int64")
         for cache in caches:
-            past, made = self._params[cache.input], allocation_of(outputs[cache.output], values)
+            past, made = self._params[cache.input], _allocation_of(outputs[cache.output], values)
             if made is None:
                 raise _Unfit
             buffer = relax.Var(past.name, relax.TensorType(_with_rows(shape_of(past), cache.axis, rows), past.ty.dtype))
@@ -135,6 +137,28 @@ class _Entry:
         view = relax.Var(var.name, relax.TensorType(shape, buffer.ty.dtype))
         self._held[var] = view, found
         return relax.VarBinding(view, relax.op.reshape(buffer, relax.ShapeExpr(shape)))
+
+
+def _tensors_of(result: Any, values: dict[Any, Any]) -> Any:
+    """The tensors of a result: one, or a (nested) tuple of them."""
+    while result in values and isinstance(values[result], relax.Var | relax.Tuple):
+        result = values[result]
+    if isinstance(result, relax.Tuple):
+        for field in result.fields:
+            yield from _tensors_of(field, values)
+    else:
+        yield result
+
+
+def _allocation_of(output: Any, values: dict[Any, Any]) -> Any | None:
+    """The variable of the allocation whose memory the output is."""
+    while output in values:
+        value = values[output]
+        name = operator_of(value)
+        if name == _ALLOCATION:
+            return output if has_fixed_shapes(value) else None
+        output = value.args[0] if name == _VIEW else value
+    return None
 
 
 def _with_rows(shape: Sequence[int], axis: int, rows: Any) -> list[Any]:

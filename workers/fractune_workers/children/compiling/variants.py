@@ -17,6 +17,7 @@ from tvm.tirx import PrimFunc
 from tvm_ffi import StructuralKey
 
 from fractune_core.errors import FractuneError
+from fractune_core.files.manifests import MAIN, MAIN_CACHED
 from fractune_core.host.limits import (
     addressed_bytes,
     cpu_limit_s,
@@ -36,9 +37,9 @@ from fractune_workers.children.building.cuda import (
 )
 from fractune_workers.children.building.embed_cubin import merged
 from fractune_workers.children.building.triton_archive import build_triton_parts, with_room_for_partials
+from fractune_workers.children.compiling.arena import in_arena
 from fractune_workers.children.compiling.cache_in_place import with_entry_for_caches
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
-from fractune_workers.children.compiling.entries import with_entry_for_outputs
 from fractune_workers.children.importing.passes import is_scheduled
 from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions
 from fractune_workers.children.tvm_api.compiled import written
@@ -248,20 +249,34 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
         if for_gpu:
             mod = with_identifiers(scheduled_by_default(mod, target))
         mod = parts_in_place(tvm.transform.Sequential(pipeline.dataflow_lower_passes(target))(mod))
-        mod = with_planned_workspaces(mod, target) if for_gpu else _with_entries(with_product_prefetches(mod))
-        return tvm.transform.Sequential(pipeline.finalize_passes(target))(mod)
+        if for_gpu:
+            mod = with_planned_workspaces(mod, target)
+            return tvm.transform.Sequential(pipeline.finalize_passes(target))(mod)
+        return _entries(with_product_prefetches(mod), tvm.transform.Sequential(pipeline.finalize_passes(target)))
 
 
-def _with_entries(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with an entry for memory of the caller, and one for caches; both are made of `main` as it is."""
-    return with_entry_for_caches(with_entry_for_outputs(mod))
+def _entries(mod: Any, finalized: Callable[[Any], Any]) -> Any:
+    """The module with its entries, which are made of `main` as it is. One runs by a plan, if it can. The other is for
+    caches. Their buffers may have any number of rows, so TVM's virtual machine runs it.
+    """
+    with_caches, planned = with_entry_for_caches(mod), in_arena(mod)
+    if planned is None:
+        return finalized(with_caches)
+    others = {var: each for var, each in with_caches.functions.items() if var.name_hint != MAIN}
+    if not any(var.name_hint == MAIN_CACHED for var in others):
+        return planned
+    machine = finalized(tvm.IRModule(others, attrs=with_caches.attrs))
+    names = {var.name_hint for var in machine.functions}
+    added = {var: each for var, each in planned.functions.items() if var.name_hint not in names}
+    return tvm.IRModule({**machine.functions, **added}, attrs=machine.attrs)
 
 
 def _parts(mod: Any) -> list[Any]:
     """Modules that are compiled apart: what is not a kernel, and each kernel. Most variants have most in common."""
     kernels = {var: each for var, each in mod.functions.items() if isinstance(each, PrimFunc)}
     others = {var: each for var, each in mod.functions.items() if var not in kernels}
-    return [tvm.IRModule(others, attrs=mod.attrs), *(tvm.IRModule({var: each}) for var, each in kernels.items())]
+    machine = [tvm.IRModule(others, attrs=mod.attrs)] if others else []
+    return [*machine, *(tvm.IRModule({var: each}) for var, each in kernels.items())]
 
 
 def _key(part: Any) -> Any:

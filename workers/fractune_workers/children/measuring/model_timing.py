@@ -294,7 +294,7 @@ def _loaded(path: Path, processor: Processor, share: Share, run: Callable[..., A
     arguments = backend.placed(backend.arguments(specs, drawn_inputs(specs)))
     runs_graphs = share.kind.serves  # a graph is captured on a stream of its own, outside of a green context
     names = [each["name"] for each in bundle.variants if runs_graphs or not each["name"].endswith(WITH_GRAPHS)]
-    calls = {name: partial(backend.run, backend.load_variant(name), arguments) for name in names}
+    calls = {name: partial(backend.held, backend.load_variant(name), arguments) for name in names}
     outputs, first_s = {}, {}
     for name, call in calls.items():
         start = time.perf_counter()

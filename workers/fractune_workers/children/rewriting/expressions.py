@@ -28,9 +28,11 @@ def shape_of(value: Any) -> tuple[int, ...]:
     return tuple(int(dim) for dim in value.ty.shape)
 
 
-def has_fixed_shapes(call: Any) -> bool:
-    """Whether the result and all operands have shapes that are numbers; one may depend on data."""
-    return all(map(_is_fixed, [call.ty, *(getattr(operand, "ty", None) for operand in call.args)]))
+def has_fixed_shapes(expr: Any) -> bool:
+    """Whether a variable, or the result and all operands of a call, have shapes that are numbers; one may depend on
+    data.
+    """
+    return all(map(_is_fixed, [expr.ty, *(getattr(operand, "ty", None) for operand in getattr(expr, "args", ()))]))
 
 
 def numbers_of(builder: relax.BlockBuilder, expr: Any) -> npt.NDArray[Any] | None:

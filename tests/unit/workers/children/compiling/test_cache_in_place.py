@@ -9,12 +9,13 @@ import numpy as np
 import tvm
 
 from fractune_core.files.manifests import MAIN_CACHED
+from fractune_runtime.tvm_runtime.arena import Planned
 from fractune_workers.children.compiling.variants import _lowered, compile_variants
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.onnx_models.onnx_model import load_onnx
 from fractune_workers.children.importing.passes import prepare
-from fractune_workers.children.tvm_api.artifacts import load_objects
 from tests.support.cached_decoders import HEAD, HEADS, shapes_of, write_decoder
+from tests.unit.workers.children.layouts.networks import loaded
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
 PAST, TOKENS, ROWS = 24, 4, 50
@@ -26,17 +27,18 @@ def test_new_rows_are_written_into_the_callers_buffers(tmp_path: Path) -> None:
     text = _lowered(mod, TARGET, {})[MAIN_CACHED].script()
     assert re.search(rf"alloc_tensor\([^\n]*{PAST + TOKENS}, {HEAD}\]", text) is None
     (objects,) = compile_variants([mod], TARGET, [{}], {})
-    machine = load_objects(list(objects.values()))["vm_load_executable"]()
-    machine["vm_initialization"](1, 0, 2)
+    code = loaded(objects)
+    assert isinstance(code, Planned)
+    assert code.cached is not None
     rng = np.random.default_rng(0)
     ids, mask = rng.integers(0, 60, (1, TOKENS)), np.ones((1, PAST + TOKENS), "int64")
     mask[:, :5] = 0
     buffers = [rng.normal(size=(1, HEADS, ROWS, HEAD)).astype("float32") for _ in range(2)]
     given = [tvm.runtime.tensor(each) for each in (ids, PAST + np.arange(TOKENS)[None], mask)]
-    logits, *presents = machine["main"](*given, *(tvm.runtime.tensor(each[:, :, :PAST].copy()) for each in buffers))
+    logits, *presents = code.held([*given, *(tvm.runtime.tensor(each[:, :, :PAST].copy()) for each in buffers)])
     held = [tvm.runtime.tensor(each.copy()) for each in buffers]
-    (made,) = machine[MAIN_CACHED](*given, *held)
-    np.testing.assert_array_equal(made.numpy(), logits.numpy())
+    (made,) = code.cached.held([*given, *held])
+    np.testing.assert_array_equal(made, logits)
     for before, behind, present in zip(buffers, held, presents, strict=True):
-        np.testing.assert_array_equal(behind.numpy()[:, :, : PAST + TOKENS], present.numpy())
+        np.testing.assert_array_equal(behind.numpy()[:, :, : PAST + TOKENS], present)
         np.testing.assert_array_equal(behind.numpy()[:, :, PAST + TOKENS :], before[:, :, PAST + TOKENS :])

@@ -17,8 +17,7 @@ from fractune_workers.children.compiling.concat_in_place import into_slice, part
 from fractune_workers.children.compiling.variants import compile_variants
 from fractune_workers.children.fusing.fuse import fused
 from fractune_workers.children.importing.passes import prepare
-from fractune_workers.children.tvm_api.artifacts import load_objects
-from tests.unit.workers.children.layouts.networks import Array, Network, calls, inputs_of, network, outputs
+from tests.unit.workers.children.layouts.networks import Array, Network, calls, inputs_of, loaded, network, outputs
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
 SHAPE = (1, 8, 6, 8)
@@ -134,8 +133,8 @@ def check(mod: tvm.IRModule) -> tvm.IRModule:
 def compiled(prepared: tvm.IRModule, inputs: list[Array]) -> list[Array]:
     """What the module gives as a variant of a bundle, twice: the second run uses the memory of the first."""
     (objects,) = compile_variants([prepared], TARGET, [{}], {})
-    machine = relax.VirtualMachine(load_objects(list(objects.values())), tvm.cpu())
-    return [machine["main"](*map(tvm.runtime.tensor, inputs)).numpy() for _ in range(2)]
+    variant = loaded(objects)
+    return [variant.held(list(map(tvm.runtime.tensor, inputs)))[0].copy() for _ in range(2)]
 
 
 def kernels(mod: tvm.IRModule) -> list[str]:

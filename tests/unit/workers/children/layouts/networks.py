@@ -10,6 +10,8 @@ import numpy.typing as npt
 import tvm
 from tvm import relax
 
+from fractune_runtime.tvm_runtime.runtime import load_runtime
+from fractune_runtime.tvm_runtime.variants import Variant, load_code
 from tests.support.unoptimized import outputs_of
 
 Array = npt.NDArray[np.float32]
@@ -52,6 +54,12 @@ def inputs_of(mod: tvm.IRModule) -> list[Array]:
     """Random ones."""
     rng = np.random.default_rng(1)
     return [rng.standard_normal([int(dim) for dim in param.ty.shape]).astype("float32") for param in mod["main"].params]
+
+
+def loaded(objects: dict[str, bytes]) -> Variant:
+    """A variant of a bundle, from its object files."""
+    load_runtime()
+    return load_code(list(objects.values()), [])[0]
 
 
 def outputs(mod: tvm.IRModule, target: tvm.target.Target, inputs: Sequence[Array]) -> Array:

@@ -12,7 +12,7 @@ from fractune_core.files.bundles import Bundle
 from fractune_runtime import gpu, runner
 from fractune_runtime.gpu import OnGpu
 from fractune_runtime.tvm_runtime import runtime
-from fractune_runtime.tvm_runtime.runtime import Variant
+from fractune_runtime.tvm_runtime.variants import Called
 from fractune_workers.children.measuring import model_timing
 from fractune_workers.children.tvm_api.processor import Processor
 from tests.unit.conftest import Small
@@ -45,7 +45,7 @@ def test_every_inference_on_a_gpu_is_waited_for_on_the_stream_of_the_share(
         notes.append("call")
         return []
 
-    variant = Variant(main, None)
+    variant = Called(main)
     for _ in range(2):
         backend.run(variant, [])
     assert notes == ["call", "sync cuda:0 0x2000"] * 2

@@ -147,7 +147,7 @@ def _weights(function: Any, loops: Sequence[Any], store: Any) -> Iterator[Any]:
 
 def _is_large(argument: Any) -> bool:
     """Whether it may be the weights of a convolution, and many."""
-    shape = argument.ty.shape
+    shape = getattr(argument.ty, "shape", ())  # an address has none
     return len(shape) == _AXES and argument.ty.dtype == _ELEMENT and prod(map(int, shape)) >= _FEWEST_ELEMENTS
 
 

@@ -1,0 +1,203 @@
+"""A variant that runs by its plan: one call of its code calls all kernels, and no memory is allocated.
+
+The arguments of all kernels are prepared when the code is loaded, in the layout of TVM's calling convention and of
+DLPack. What a run changes is the addresses of inputs and outputs, if they are others than before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from fractune_core.files.plans import ARENA, Plan
+from fractune_runtime.tvm_runtime.runtime import CPU, lasting_bytes
+from fractune_runtime.tvm_runtime.tensors import TensorSpec, array_of, as_tensor, numpy_dtype
+
+if TYPE_CHECKING:
+    from fractune_runtime.tvm_runtime.tensors import Array
+
+_DL_TENSOR = [
+    ("data", "u8"), ("device", "i4", 2), ("dimensions", "i4"), ("code", "u1"), ("bits", "u1"), ("lanes", "u2"),
+    ("shape", "u8"), ("strides", "u8"), ("offset", "u8"),
+]  # fmt: skip
+"""DLPack's tensor"""
+_ANY = [("kind", "i4"), ("padding", "u4"), ("value", "u8")]
+"""an argument of TVM's calling convention"""
+_POINTS_TO_TENSOR = 7
+"""TVM's number for such an argument"""
+_TIMESPEC = [("s", "i8"), ("ns", "i8")]
+
+
+def entry_of(code: Any, name: str) -> Callable[..., Any] | None:
+    """A function of a module or of a virtual machine; None if it has none of this name. Beside bytecode, machine code
+    lies in a module that the module imports.
+    """
+    try:
+        found: Callable[..., Any] = code.get_function(name, query_imports=True)
+    except AttributeError:
+        return None
+    return found
+
+
+def read_plan(module: Any, name: str) -> Plan | None:
+    """The plan that code gives by its function `name`; None for code of TVM's virtual machine. Raises ValueError."""
+    give = entry_of(module, name)
+    if give is None:
+        return None
+    text = ctypes.create_string_buffer(give(0))
+    give(ctypes.addressof(text))
+    return Plan.read(text.raw)
+
+
+class Planned:
+    """A variant's code with its arena, for the `weights` behind its inputs."""
+
+    def __init__(self, entry: Callable[..., Any], plan: Plan, weights: Sequence[Any]) -> None:
+        self.plan = plan
+        self.weights = weights
+        self.cached: Any = None
+        """as of `Called`"""
+        self.main = entry
+        """takes the address of prepared arguments, and one for times or 0"""
+        inputs = len(plan.parameters) - len(weights)
+        if inputs < 0:
+            raise ValueError(f"it takes {len(plan.parameters)} tensors, and there are {len(weights)} weights")
+        self._arena = lasting_bytes(plan.arena_bytes)
+        for constant in plan.constants:
+            held = bytes.fromhex(constant.hex)
+            self._arena[constant.offset : constant.offset + len(held)] = memoryview(held)
+        begins = [0] * (1 + len(plan.parameters) + len(plan.outputs))
+        begins[ARENA] = self._arena.ctypes.data
+        begins[1 + inputs : 1 + len(plan.parameters)] = [each.data_ptr() for each in weights]
+        self._moving = [*range(1, 1 + inputs), *range(1 + len(plan.parameters), len(begins))]
+        """the places of inputs and outputs"""
+        self._layout = _Layout(plan, begins, self._moving)
+        self._specs = [TensorSpec("output", each.dtype, each.shape) for each in plan.outputs]
+        self._outputs: list[Array] = []
+        """those of `held`, which is called for variants that serve"""
+        self._output_begins: list[int] = []
+        self._own = _Arguments(self._layout)
+        self._clock = 0
+
+    def check(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+        """Raises ValueError unless the code takes these inputs and the weights, and gives outputs of these types."""
+        given = [(str(each.dtype), tuple(each.shape)) for each in (*inputs, *self.weights)]
+        for number, (planned, found) in enumerate(zip(self.plan.parameters, given, strict=True)):
+            if (planned.dtype, planned.shape) != found:
+                raise ValueError(f"its tensor {number} is {planned.dtype}{list(planned.shape)}, not {found}")
+        for planned, spec in zip(self.plan.outputs, outputs, strict=True):
+            if planned.dtype != spec.dtype:
+                raise ValueError(f"it gives the output '{spec.name}' as {planned.dtype}, not {spec.dtype}")
+
+    def run(self, arguments: Sequence[Any]) -> list[Any]:
+        """The outputs as tensors in memory of their own."""
+        outputs = [as_tensor("output", array_of(spec)) for spec in self._specs]
+        self._own.point([each.data_ptr() for each in (*arguments, *outputs)])
+        self.main(self._own.address, self._clock)
+        return outputs
+
+    def held(self, arguments: Sequence[Any]) -> list[Array]:
+        """The outputs in memory that the next call overwrites."""
+        if not self._outputs:
+            self._outputs = [_lasting_array(spec) for spec in self._specs]
+            self._output_begins = [each.ctypes.data for each in self._outputs]
+        self._own.point([*[each.data_ptr() for each in arguments], *self._output_begins])
+        self.main(self._own.address, self._clock)
+        return self._outputs
+
+    def bound(self, arguments: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        """Computes the outputs in these tensors. The caller keeps their memory."""
+        main, prepared = self.main, _Arguments(self._layout)
+        prepared.point([each.data_ptr() for each in (*arguments, *outputs)])
+
+        def run() -> None:
+            main(prepared.address, 0)
+
+        return run
+
+    def clocked(self, run: Callable[[], Any]) -> Iterator[tuple[str, float]]:
+        """The name and the seconds of each call in `run`, which is one inference by this variant."""
+        import numpy as np
+
+        times = np.zeros(len(self.plan.calls) + 1, _TIMESPEC)
+        self._clock = times.ctypes.data
+        try:
+            run()
+        finally:
+            self._clock = 0
+        moments = zip(times["s"].tolist(), times["ns"].tolist(), strict=True)
+        spent = ((end[0] - begin[0]) + (end[1] - begin[1]) * 1e-9 for begin, end in pairwise(moments))
+        return zip((call.kernel for call in self.plan.calls), spent, strict=True)
+
+
+def _lasting_array(spec: TensorSpec) -> Array:
+    dtype = numpy_dtype(spec.dtype)
+    shape = [dim for dim in spec.shape if dim is not None]
+    size = dtype.itemsize
+    for dim in shape:
+        size *= dim
+    array: Array = lasting_bytes(size).view(dtype).reshape(shape)
+    return array
+
+
+class _Layout:
+    """The tensors of a plan and the arguments of its calls. Places begin at the addresses `begins`; those of
+    `moving` places are given later.
+    """
+
+    def __init__(self, plan: Plan, begins: Sequence[int], moving: Sequence[int]) -> None:
+        import numpy as np
+        import tvm_ffi
+
+        sizes = [size for each in plan.tensors for size in (*each.shape, *_strides(each.shape))]
+        self.sizes = np.array(sizes or [0], np.int64)
+        """the shape and the strides of each tensor"""
+        self.tensors = np.zeros(len(plan.tensors), _DL_TENSOR)
+        at = self.sizes.ctypes.data
+        for row, each in zip(self.tensors, plan.tensors, strict=True):
+            kind, length = tvm_ffi.dtype(each.dtype), len(each.shape) * self.sizes.itemsize
+            row["data"], row["device"] = begins[each.place] + each.offset, CPU
+            row["dimensions"], row["shape"], row["strides"] = len(each.shape), at, at + length
+            row["code"], row["bits"], row["lanes"] = kind.type_code, kind.bits, kind.lanes
+            at += 2 * length
+        places = {place: number for number, place in enumerate(moving)}
+        moved = [(at, places[each.place], each.offset) for at, each in enumerate(plan.tensors) if each.place in places]
+        self.moved, self.begins, self.offsets = np.array(moved or [(0, 0, 0)], np.int64)[: len(moved)].T
+        """of the tensors in inputs and outputs: their numbers, the numbers of the places, and the offsets there"""
+        called = [number for call in plan.calls for number in (*call.arguments, -1)]
+        self.called = np.array(called or [-1], np.int64)
+        """the tensor of each argument; -1 for the room of a result"""
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    strides = [1]
+    for dim in reversed(shape[1:]):
+        strides.append(strides[-1] * dim)
+    return strides[::-1][: len(shape)]
+
+
+class _Arguments:
+    """The arguments of all calls, for inputs and outputs of their own."""
+
+    def __init__(self, layout: _Layout) -> None:
+        import numpy as np
+
+        self._layout = layout
+        self._tensors = layout.tensors.copy()
+        self._calls = np.zeros(len(layout.called), _ANY)
+        self._calls["kind"] = np.where(layout.called < 0, 0, _POINTS_TO_TENSOR)
+        first, size = self._tensors.ctypes.data, self._tensors.itemsize
+        self._calls["value"] = np.where(layout.called < 0, 0, first + size * layout.called)
+        self.address = ctypes.c_void_p(self._calls.ctypes.data)
+        self._begins: list[int] = []
+
+    def point(self, begins: list[int]) -> None:
+        """Inputs and outputs begin at these addresses."""
+        if begins != self._begins:
+            import numpy as np
+
+            own = self._layout
+            self._tensors["data"][own.moved] = np.array(begins, np.int64)[own.begins] + own.offsets
+            self._begins = begins
