@@ -90,7 +90,7 @@ def expands(path: Path) -> None:
         pytest.param(empty, [], "m.onnx is empty", marks=pytest.mark.long),
         pytest.param(truncated, [], "m.onnx", marks=pytest.mark.long),
         (unsupported, [], "the_node"),
-        (dynamic, [], "--input x=1,3,224,8"),
+        (dynamic, [], "--size batch=1 --size height=224"),
         (dynamic, ["--input", "nobody=1,3,8,8"], "nobody"),
         (nothing_to_tune, [], "nothing to tune"),
         pytest.param(expands, [], "nodes, and 30,000 is the limit", marks=pytest.mark.long),

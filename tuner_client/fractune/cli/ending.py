@@ -1,4 +1,7 @@
-"""How a command ends, and whether a server continues the job that the command follows."""
+"""How a command ends: its exit code if it did not fail, its signals, and whether a server continues its job.
+
+The exit codes of errors stand with the errors (docs/exit-codes.md).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -25,6 +28,22 @@ from fractune.server.rpc import Absence
 from fractune.sessions.progress import GoalNews, View
 from fractune_core.errors import FractuneError
 from fractune_core.jobs import JobState
+
+GOAL_MISSED = 10
+"""everything went well, and the goal was not reached"""
+SHARES_SKIPPED = 13
+"""the result is there, but for shares that could not be verified"""
+
+
+def end_without(skipped_shares: Mapping[str, str]) -> None:
+    """Name the shares without a result, each with its cause, on standard error, and exit with a code of their own.
+
+    Return if there are none.
+    """
+    for share, cause in skipped_shares.items():
+        print(f"fractune: {share} is skipped: {cause}", file=sys.stderr)
+    if skipped_shares:
+        raise typer.Exit(SHARES_SKIPPED)
 
 
 class _Output:

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fractune.cli import options
-from fractune.cli.ending import run_when_done
-from fractune.cli.exit_codes import end_without
+from fractune.cli.ending import end_without, run_when_done
 from fractune.cli.printing import HEAVIEST, print_answer, print_details, print_json, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client

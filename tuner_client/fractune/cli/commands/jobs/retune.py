@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.cli.exit_codes import end_without
+from fractune.cli.ending import end_without
 from fractune.cli.progress import choose_view
 from fractune.features.retune import DEFAULT_LIMIT
 from fractune.features.retune import retune as retune_models

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.cli.exit_codes import end_without
+from fractune.cli.ending import end_without
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
 from fractune.features.tune.bundle import POLICIES

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.cli.exit_codes import GOAL_MISSED
+from fractune.cli.ending import GOAL_MISSED
 from fractune.cli.printing import print_picture, print_tables
 from fractune.features.fit.fit import DEFAULT_STEP, FitResult
 from fractune.features.fit.fit import fit as fit_model

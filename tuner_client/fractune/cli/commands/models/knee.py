@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.cli.exit_codes import end_without
+from fractune.cli.ending import end_without
 from fractune.cli.printing import print_picture, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.knee.knee import knee as model_knee

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.cli.exit_codes import end_without
+from fractune.cli.ending import end_without
 from fractune.cli.printing import print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.matrix.cross_table import CrossTable

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fractune.cli import options
-from fractune.cli.ending import LeavableView, run_when_done
-from fractune.cli.exit_codes import GOAL_MISSED, end_without
+from fractune.cli.ending import GOAL_MISSED, LeavableView, end_without, run_when_done
 from fractune.cli.open_sizes import settled_or_asked
 from fractune.cli.printing import print_answer, print_details, print_json, print_picture
 from fractune.cli.progress import choose_view
