@@ -26,7 +26,8 @@ def test_an_operator_and_a_layer_of_the_same_convolution_are_paired(
     shapes: list[tuple[int, ...]], layer: list[tuple[int, ...]], kind: str
 ) -> None:
     found = convolution_of(shapes)
-    assert found == layer_of(*layer, lanes=16)
+    image, weights, output = layer
+    assert found == layer_of(image, weights, output, 16)
     assert found is not None
     assert found.kind == kind
 

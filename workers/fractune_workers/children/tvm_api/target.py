@@ -113,6 +113,8 @@ def needed_features(target: tvm.target.Target) -> list[str]:
 
 _HALF_AS_WIDE = ("znver4",)
 """LLVM's names of CPUs with multipliers of 256 bits that compute vectors of 512 in two steps"""
+_KEEPING_SUMS = ("znver5",)
+"""CPUs on which sums that go to memory and back cost more than weights that come from the second cache again"""
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,16 @@ class VectorUnit:
     registers: int
     multiplies: int = 2
     """vectors that a cycle can begin to multiply and add"""
+    keeps_sums: bool = False
+    """whether sums that leave the registers before they are done cost much"""
 
 
 def vector_unit(target: tvm.target.Target) -> VectorUnit:
     """Of a CPU target, from the features that LLVM may use for it."""
     features = needed_features(target)
     if "avx512f" in features:
-        return VectorUnit(16, 32, 1 if target.attrs.get("mcpu") in _HALF_AS_WIDE else 2)
+        mcpu = target.attrs.get("mcpu")
+        return VectorUnit(16, 32, 1 if mcpu in _HALF_AS_WIDE else 2, keeps_sums=mcpu in _KEEPING_SUMS)
     if "avx" in features:
         return VectorUnit(8, 16)
     return VectorUnit(4, 32 if architecture(target) in ("aarch64", "arm64") else 16)

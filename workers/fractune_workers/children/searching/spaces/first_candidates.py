@@ -118,7 +118,7 @@ def _tiled(sketches: list[Sketch], kernel: _Kernel, unit: VectorUnit) -> Iterato
     blocks, rows, columns = (1 if axis is None else kernel.spatial[axis] for axis in kernel.axes)
     vector_bytes = kernel.spatial[-1] * _FLOAT_BYTES
     extents = Extents(blocks, rows, columns, kernel.reduction, vector_bytes, kernel.kind)
-    for tiling in tilings(extents, unit.registers, unit.multiplies):
+    for tiling in tilings(extents, unit.registers, unit.multiplies, keeps_sums=unit.keeps_sums):
         yield _decided(sketch, _tiles(kernel, tiling), tiling.unroll_steps)
 
 

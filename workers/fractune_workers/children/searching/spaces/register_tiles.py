@@ -23,7 +23,7 @@ _IN_FLIGHT_OF_ROWS = 6
 _ROOMY, _SPARE = 0.65, 2
 """The part of the registers above which the compiler begins to spill in tiles of one block. Registers that the compiler
 needs for itself in all other tiles."""
-_LOAD = 0.03
+_LOAD, _SPILLED = 0.03, 0.3
 _LOAD_OF_PRODUCT, _WEIGHTS_AGAIN = 0.2, 0.4
 """of a matrix product: the cost of a load, and that of reading weights once more, which the columns of a tile share"""
 _STREAMED, _STREAMED_BYTES, _FEW_PIXELS = 1.4, 20000, 4
@@ -75,11 +75,13 @@ class Tiling:
     unroll_steps: int
 
 
-def tilings(extents: Extents, registers: int, multiplies: int = 2) -> list[Tiling]:
-    """The likeliest first: by the multiplications that one cycle can start (`VectorUnit.multiplies`), by loads, and by
-    the risk of spills.
+def tilings(extents: Extents, registers: int, multiplies: int = 2, *, keeps_sums: bool = False) -> list[Tiling]:
+    """The likeliest first: by the multiplications that one cycle can start (`VectorUnit.multiplies`), by where sums
+    are best kept (`VectorUnit.keeps_sums`), by loads, and by the risk of spills.
     """
-    variants = _variants if multiplies > 1 or extents.kind == MATMUL else _variants_of_one
+    variants = _variants
+    if extents.kind != MATMUL and (multiplies == 1 or keeps_sums):
+        variants = _variants_of_one if multiplies == 1 else _variants_of_kept_sums
     rated = [each for tile in _tiles(extents, registers) for each in variants(extents, tile, registers)]
     return [tiling for _, tiling in sorted(rated, key=lambda each: each[0])]
 
@@ -138,6 +140,21 @@ def _variants_of_one(extents: Extents, tile: tuple[int, int, int], registers: in
     """
     short, *longer = _chunks(extents.reduction)
     cost = _cost_of_one(extents, tile, registers)
+    alone = (1, 1, 1)
+    yield cost, Tiling(tile, alone, [*longer, short][0], _UNROLLED)
+    yield cost + 0.004, Tiling(tile, alone, short, _UNROLLED)
+    yield cost + 0.005, Tiling(tile, alone, [*longer, short][0], 16)
+
+
+def _variants_of_kept_sums(
+    extents: Extents, tile: tuple[int, int, int], registers: int
+) -> Iterator[tuple[float, Tiling]]:
+    """As `_variants`, where weights are read again at little cost, and sums stay in registers until they are done."""
+    blocks, rows, columns = tile
+    short, *longer = _chunks(extents.reduction)
+    cost = _cost(extents, tile, registers, _IN_FLIGHT) + _WEIGHTS_AGAIN / (rows * columns)
+    if extents.kind == DEPTHWISE:  # the weights of a chunk are in registers too
+        cost += _SPILLED * (prod(tile) + blocks * prod(short) >= registers - _SPARE)
     alone = (1, 1, 1)
     yield cost, Tiling(tile, alone, [*longer, short][0], _UNROLLED)
     yield cost + 0.004, Tiling(tile, alone, short, _UNROLLED)

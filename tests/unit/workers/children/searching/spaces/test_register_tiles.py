@@ -100,3 +100,20 @@ def test_a_short_loop_over_tiles_is_not_first_where_its_sums_would_spill() -> No
     """Three rows of 16 steps are unrolled, with 60 accumulators."""
     found = first(Extents(32, 3, 80, (16, 1, 1, 16), 64), AVX512)
     assert found.around == (1, 1, 1) or prod(found.around) * prod(found.registers) < AVX512 or prod(found.around) > 4
+
+
+def test_where_sums_stay_in_registers_weights_are_read_for_each_tile() -> None:
+    """And for many pixels of it. No tile waits in memory until others have used a chunk of the weights."""
+    pointwise = Extents(16, 5, 80, (16, 1, 1, 16), 64)
+    for tiling in tilings(pointwise, AVX512, keeps_sums=True):
+        assert tiling.around == (1, 1, 1)
+    assert tilings(pointwise, AVX512, keeps_sums=True)[0].registers == (2, 1, 10)
+    assert first(pointwise, AVX512).around != (1, 1, 1)
+
+
+def test_depthwise_sums_and_weights_of_a_chunk_fit_the_registers() -> None:
+    for kernel, columns in ((3, 80), (5, 80), (5, 20)):
+        depthwise = Extents(16, 5, columns, (kernel, kernel), 64, DEPTHWISE)
+        blocks, rows, pixels = tilings(depthwise, AVX512, keeps_sums=True)[0].registers
+        assert rows == 1
+        assert blocks * (pixels + kernel) <= AVX512
