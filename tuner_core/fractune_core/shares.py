@@ -179,12 +179,17 @@ class Share:
 
 
 def parse_shares(text: str) -> list[Share]:
-    """Read a comma-separated list of shares; order kept. Raises BadRequest when empty, wrong, repeated or too long."""
+    """Read a comma-separated list of shares; order kept. Raises BadRequest when empty, wrong, repeated or too long: a
+    range counts as the shares at which it is measured.
+    """
+    too_many = BadRequest(f"more than {MOST_SHARES} shares in '{shortened(text, _SHOWN)}'; name less")
     if text.count(",") >= MOST_SHARES:
-        raise BadRequest(f"more than {MOST_SHARES} shares in '{shortened(text, _SHOWN)}'; name less")
+        raise too_many
     shares = [Share.parse(part) for part in text.split(",") if part.strip()]
     if not shares:
         raise BadRequest(f"no share in '{text}'; {write_one(SHARE_KINDS)}")
+    if sum(len(share.kernel_shares) if share.ends else 1 for share in shares) > MOST_SHARES:
+        raise too_many
     repeated = {str(share) for share, count in Counter(shares).items() if count > 1}
     if repeated:
         raise BadRequest(f"share '{min(repeated)}' is named twice in '{shortened(text, _SHOWN)}'; name each share once")

@@ -136,6 +136,14 @@ def test_ranges_are_measured_at_their_ends_and_at_the_doubles_between() -> None:
         wide.check_measures_kernels()
 
 
+def test_ranges_count_as_the_shares_at_which_they_are_measured() -> None:
+    """Fifteen each: 1, 2, 4, ... 8192 cores, and the most."""
+    wide = [f"cpu:1..{9999 - number}" for number in range(5)]
+    assert len(parse_shares(",".join(wide[:4]))) == 4
+    with pytest.raises(BadRequest, match="more than 64 shares"):
+        parse_shares(",".join(wide))
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
