@@ -128,6 +128,11 @@ def test_a_pack_for_a_gpu_needs_no_gpu(packed: Packed, tmp_path: Path) -> None:
         assert [each.status for each in operator.candidates] == [Status.OK] * 3
         assert operator.candidates[0].versions["compiler"]
         assert pack.host_kernel(ANCHOR) == b""
+    for share, path, own in (("cpu:1", out, "a GPU"), ("full", packed.pack, "a CPU")):
+        refused = run_fractune(
+            "measure", str(path), "--shares", share, "--unsigned", "--out", str(tmp_path / "x.times")
+        )
+        assert f"is for {own}: name shares such as" in error_line(refused)
 
 
 SHARES = ("cpu:1", "cpu:2")
@@ -268,8 +273,12 @@ def test_a_file_of_another_pack_is_left_alone(packed: Packed, tmp_path: Path) ->
     ended = run_fractune("measure", str(packed.pack), *options)
     assert "has times of another pack or log; name another file" in error_line(ended)
     assert other.read_text() == text
-    other.write_text("no JSON\n")
-    assert "is not a file of times" in error_line(run_fractune("measure", str(packed.pack), *options))
+    for precious in ("no JSON\n", "a text without an end of its line", '{"workload": 1}'):
+        other.write_text(precious)
+        assert "is not a file of times" in error_line(run_fractune("measure", str(packed.pack), *options))
+        assert other.read_text() == precious
+    special = ["--shares", "cpu:1", "--out", "/dev/full", "--unsigned"]
+    assert "/dev/full is not a regular file" in error_line(run_fractune("measure", str(packed.pack), *special))
 
 
 def test_times_of_another_device_are_left_alone(packed: Packed, tmp_path: Path) -> None:

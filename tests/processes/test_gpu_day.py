@@ -39,7 +39,7 @@ SCALE = 0.5
 CONTENT = Content(
     (Operation("product", "made up", (32, 48), (48, 16)), Operation("window", "made up", (1, 8, 6, 6), (8, 8, 3, 3))),
     Encoder(layers=1, width=32, heads=2, inner=64, length=8, vocabulary=20),
-    "matmul",
+    "erf",
     candidates=4,
     second=2,
     has_wheels=False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.gpu.day import REPOSITORY
 from benchmarks.gpu.table.operations import Operation
 from benchmarks.gpu.table.peers import PEERS, Contestant, PeerMissing, Task
-from benchmarks.support.processes import import_path
 from fractune_core.codec.plain_json import from_json
 from fractune_core.errors import FractuneError, first_line
 from fractune_core.files.bundles import Bundle
@@ -51,7 +52,8 @@ def confined(share: Share, packed: Path) -> Iterator[Child]:
     cores = CpuConfinement(share).cores if share.device_kind == "cpu" else []
     confinement = confinement_for(share, cores)
     confinement.probe()
-    env = {**confinement.environment(), "PYTHONPATH": import_path()}
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+    env = {**confinement.environment(), "PYTHONPATH": path}
     arguments = [str(share), ",".join(map(str, cores)), str(packed)]
     child = Child(__spec__.name, arguments, env, before_kill=confinement.before_kill, start=Start(cores))
     try:

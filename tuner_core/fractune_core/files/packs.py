@@ -100,13 +100,17 @@ class Pack(SealedFile):
             raise self._bad(f"its format is {found}, and this fractune reads '{FORMAT}'")
         try:
             self.manifest = checked(PackManifest, self.written)
-            read_attributes(self.manifest.target)
+            kind = str(read_attributes(self.manifest.target).get("kind"))
             own_key = target_key(self.manifest.target)
         except (FractuneError, ValueError) as error:
             raise self._bad(f"its manifest is not that of a pack ({error})") from error
         if own_key != self.manifest.target_key or not 1 <= self.manifest.operators <= MOST_OPERATORS:
             raise self._bad("its manifest contradicts itself")
-        missing = {_operator_entry(number) for number in range(self.manifest.operators)} - self.manifest.sha256.keys()
+        self.device_kind = "cuda" if kind == "cuda" else "cpu"
+        """of the shares that it can be measured at"""
+        needed = {_operator_entry(number) for number in range(self.manifest.operators)}
+        needed |= set() if self.device_kind == "cuda" else {ANCHOR, LOOP}
+        missing = needed - self.manifest.sha256.keys()
         if missing:
             raise self._bad(f"'{min(missing)}' is missing")
 

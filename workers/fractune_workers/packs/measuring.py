@@ -60,6 +60,7 @@ _FINALISTS = 4
 _TRIALS_PART = 2 / 3
 """of the time; the rest is for the finalists"""
 _MOST_LINE_BYTES = 64 << 20
+_LINES_BEGIN = (b'{"workload": {"', b'{"record": {"')
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class TimesFile:
         self.records: dict[_Key, TuningRecord] = {}
         self._has_workload: set[str] = set()
         try:
+            if path.exists() and not path.is_file():
+                raise StateUnusable(f"{path} is not a regular file; name another file with --out")
             self._file: IO[bytes] = path.open("a+b")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -105,11 +108,18 @@ class TimesFile:
         end = 0
         while line := self._file.readline(_MOST_LINE_BYTES):
             if not line.endswith(b"\n"):
+                self._check_torn(line)
                 break
             end += len(line)
             self._take(line)
         self._file.truncate(end)
         self._file.seek(end)
+
+    def _check_torn(self, line: bytes) -> None:
+        """Raises BadRequest unless the end of the file is the beginning of a line of times."""
+        is_ours = any(line[: len(each)] == each[: len(line)] for each in _LINES_BEGIN)
+        if not is_ours or len(line) == _MOST_LINE_BYTES:
+            raise BadRequest(f"{self._path} is not a file of times (its last line); name another file with --out")
 
     def _take(self, line: bytes) -> None:
         try:
@@ -169,6 +179,7 @@ def measure_pack(
     ShareUnavailable if a share cannot be proved, StateUnusable.
     """
     began_s = time.monotonic()
+    _check_kind(pack, shares)
     time_s = math.inf if minutes is None else 60.0 * minutes
     operators = {each.workload_hash: each for each in pack.operators()}
     with contextlib.ExitStack() as held:
@@ -191,6 +202,14 @@ def measure_pack(
         "complete": is_complete,
         "wall_s": time.monotonic() - began_s,
     }
+
+
+def _check_kind(pack: Pack, shares: Sequence[Share]) -> None:
+    """Raises BadRequest where the pack is for a GPU and a share is of a CPU, or the reverse."""
+    own, example = ("GPU", "full or mps:25") if pack.device_kind == "cuda" else ("CPU", "cpu:1")
+    for share in shares:
+        if share.device_kind != pack.device_kind:
+            raise BadRequest(f"{pack.name} is for a {own}: name shares such as {example}, not '{share}'")
 
 
 def unpack(pack: Pack, folder: Path) -> None:

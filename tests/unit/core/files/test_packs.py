@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +122,33 @@ def test_a_changed_code_is_not_loaded() -> None:
     pack = Pack(data[:at] + b"[1]evil" + data[at + 7 :])
     with pytest.raises(BadBundle):
         pack.code(candidate("[1]").candidate)
+
+
+def test_a_file_that_is_replaced_between_its_check_and_its_use_is_not_run(tmp_path: Path) -> None:
+    """Whether another file takes its name, or its bytes change in place."""
+    path, data = tmp_path / "m.pack", packed()
+    at = data.index(b"[1]code")
+    evil = data[:at] + b"[1]evil" + data[at + 7 :]
+    path.write_bytes(data)
+    checked = Pack(path)
+    (tmp_path / "evil").write_bytes(evil)
+    (tmp_path / "evil").replace(path)
+    assert checked.code(candidate("[1]").candidate) == b"[1]code"
+    checked.close()
+    path.write_bytes(data)
+    checked = Pack(path)
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"[1]evil")
+    found = b""
+    with contextlib.suppress(BadBundle):
+        found = checked.code(candidate("[1]").candidate)
+    assert found in {b"", b"[1]code"}
+    checked.close()
+
+
+def test_a_pack_for_a_cpu_has_the_kernels_that_its_host_needs() -> None:
+    file = io.BytesIO()
+    write_pack(file, MANIFEST, [OPERATOR], CODES, {ANCHOR: b"a"})
+    with pytest.raises(BadBundle, match=f"'{LOOP}' is missing"):
+        Pack(file.getvalue())

@@ -30,7 +30,8 @@ def measure(
 ) -> dict[str, Any]:
     """Measure the pack at `path` at shares of this machine, for `minutes` at most, and write the times to `out`.
 
-    The pack's code runs only with the signature of the owner of `public_key` (PEM); None runs any pack. The file `out`
+    For a CPU limit, or a range of shares, kernels are measured at the shares that `tune` measures them at. The pack's
+    code runs only with the signature of the owner of `public_key` (PEM); None runs any pack. The file `out`
     (default: `<pack>.times` in the current folder) goes on from where an earlier call has ended. `fractune log import`
     takes it into a log.
 
@@ -39,7 +40,8 @@ def measure(
     path = Path(path)
     if minutes is not None and not 0 < minutes <= _MOST_MINUTES:
         raise BadRequest(f"--minutes is {minutes:g}; it must be above 0, and at most {_MOST_MINUTES:g}")
-    requested = [Share.parse(share) for share in with_kernel_shares(share_names(shares))]
+    named = map(Share.parse, with_kernel_shares(share_names(shares)))
+    requested = [share for share in named if share.kind.measures_kernels]
     if len({share.device_kind for share in requested}) > 1:
         raise BadRequest("--shares are of a CPU and of a GPU; measure the pack for each apart")
     written = Path(f"{path.stem}.times" if out is None else out).absolute()
