@@ -151,11 +151,16 @@ def _within_range(asked: _Asked) -> VariantChoice | None:
         reason = f"{why}, so its loss within {wide} is not known; tune the model for {wide}"
         return VariantChoice(UNTUNED_VARIANT, How.NONE, math.nan, reason, threads)
     name = found.name or UNTUNED_VARIANT
-    served = bundle.served(wide.kind.range_of)
-    best = [served.get(units, {}).get(asked.goal) for units in _units_within(bundle, wide)]
-    if name + WITH_GRAPHS in {each["name"] for each in bundle.variants}:
-        name += WITH_GRAPHS if all(each and each.variant.endswith(WITH_GRAPHS) for each in best) else ""
+    if _gain_by_graphs(bundle, wide, asked.goal) and name + WITH_GRAPHS in {each["name"] for each in bundle.variants}:
+        name += WITH_GRAPHS
     return VariantChoice(name, found.how, found.regret, found.reason, threads)
+
+
+def _gain_by_graphs(bundle: Bundle, wide: Share, goal: ServiceGoal) -> bool:
+    """Whether the whole model was faster with CUDA graphs at every measured share of a range."""
+    served = bundle.served(wide.kind.range_of)
+    best = [served.get(units, {}).get(goal) for units in _units_within(bundle, wide)]
+    return all(each is not None and each.variant.endswith(WITH_GRAPHS) for each in best)
 
 
 def _units_within(bundle: Bundle, wide: Share) -> list[int]:
