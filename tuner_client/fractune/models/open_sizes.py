@@ -193,7 +193,7 @@ def _related(path: Path, found: Interface, choices: Sequence[tuple[Inputs, Mappi
     lengths = {each.name for each in variables if each.role not in (BATCH, IMAGE) and each.equals is None}
     given = {name for inputs, _ in choices for name in inputs}
     is_all_given = not any(sizes for _, sizes in choices) and given >= {each.name for each in found.inputs}
-    if len(lengths) < 2 or (is_all_given and len(choices) == 1):
+    if len(lengths) < 2 or (is_all_given and len(choices) == 1) or any(each.shape is None for each in found.inputs):
         return names
     answer = _asked(path, found, variables, search=False)
     return names if isinstance(answer, str) else found.sizes_with(answer.formulas(variables))

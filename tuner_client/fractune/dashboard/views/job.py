@@ -40,8 +40,8 @@ _UNAVAILABLE = 503
 _MOST_POINTS = 400
 """in a table of a chart's numbers"""
 _NOT_KNOWN = (
-    "the folder of the model, and options that a server does not keep, such as --run-script, --lengths, --pad, "
-    "--compete and --until-beats"
+    "the folder of the model, and options that a server does not keep, such as --run-script, --size, "
+    "--lengths, --pad, --compete and --until-beats"
 )
 
 
