@@ -33,7 +33,7 @@ def test_each_pair_of_sizes_has_its_bucket(tmp_path: Path) -> None:
         *("tune", str(model), "--size", "past=4,8", "--size", "s=1", "--size", "total=5,9", "--compete", "none"),
         *("--shares", "cpu:1", "--trials", "0", "--state", str(tmp_path / "state"), "--out", str(bundle), "--json"),
     )
-    steps = [each["text"] for each in events(run_fractune(*command)) if each["event"] == "step"]
+    steps = [each["text"] for each in events(run_fractune(*command, timeout_s=600)) if each["event"] == "step"]
     assert steps[0].startswith("2 of 4 combinations of sizes are left out: sizes: total (9) and s + past (5)")
     loaded = fractune.load(bundle)
     for past in (4, 8):

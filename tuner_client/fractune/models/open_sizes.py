@@ -44,6 +44,7 @@ _GUESSES = {
     OTHER: (64, "a guess"),
 }
 """by role: the size, and how it was found"""
+_CACHE, _STEP = (256, "a guess for a cache"), (1, "a guess: one step, as the model has a cache")
 _GIVEN = "given"
 _COLOURS = (1, 3)
 _BATCH_NAME = re.compile(r".*batch.*|n|b|bs|bsz", re.IGNORECASE)
@@ -51,6 +52,7 @@ _LENGTH_NAME = re.compile(r".*(seq|len|time|frames|tokens|words|steps|past|total
 _IMAGE_NAME = re.compile(r"(.*[_.])?(height|width|[hw]|ih|iw)|.*(image|img)_?size", re.IGNORECASE)
 _SAMPLES_NAME = re.compile(r".*(samples|audio|pcm).*", re.IGNORECASE)
 _AUDIO_NAME = re.compile(r".*(audio|wav|sound|speech|signal|samples|pcm).*", re.IGNORECASE)
+_PAST_NAME = re.compile(r"(.*[._])?past([._].*)?", re.IGNORECASE)
 _STATE_NAME = re.compile(r".*(state|hidden|cell|cache).*|[hc](_?\d|_?in|n|0)?", re.IGNORECASE)
 
 
@@ -242,10 +244,13 @@ def _variables(inputs: Sequence[Tensor], names: NamedSizes, known: Mapping[str, 
     for place, formula in names.axes.items():
         places.setdefault(formula, []).append(place)
     tensors = {each.name: each for each in inputs}
+    has_cache = any(map(_PAST_NAME.fullmatch, names.names))
     variables = []
     for formula, found in places.items():
         name, role = str(formula), _role("" if str(formula) in names.nameless else str(formula), found, tensors)
         size, why = _GUESSES[role]
+        if has_cache and role == LENGTH:
+            size, why = _CACHE if _PAST_NAME.fullmatch(name) else _STEP
         is_known = formula.value(known) is not None
         variables.append(
             Variable(

@@ -60,12 +60,12 @@ def test_inspect_says_what_follows_from_what_and_prints_a_command_for_it(tmp_pat
     found = fractune.inspect(write_decoder(tmp_path / "m.onnx"), sizes={"past": 64})
     assert {each.name: (each.suggested, each.equals) for each in found.sizes} == {
         "b": (1, ""),
-        "s": (128, ""),
-        "total": (192, "s + past"),
+        "s": (1, ""),
+        "total": (65, "s + past"),
         "past": (64, ""),
     }
-    assert "--size b=1 --size s=128 --shares" in found.command
-    assert "192: s + past" in str(found.table)
+    assert "--size b=1 --size s=1 --shares" in found.command
+    assert "65: s + past" in str(found.table)
     assert found.notes == ()
 
 
