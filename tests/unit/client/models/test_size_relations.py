@@ -15,6 +15,7 @@ import fractune
 from fractune.models.open_sizes import settled
 from fractune_core.errors import BadRequest
 from fractune_core.model_inputs import as_shapes, each_shape
+from tests.support import cached_decoders
 from tests.support.decoders import write_decoder
 
 SIZES: dict[str, int | list[int]] = {"past": [16, 64], "s": [1, 8], "b": 1}
@@ -37,6 +38,21 @@ def test_the_mask_of_each_pair_has_all_positions(tmp_path: Path, total: str) -> 
         logits: Any
         logits, *_ = model.run(None, {name: np.ones(shape, kinds[name]) for name, shape in each.items()})
         assert logits.shape[:2] == tuple(each["input_ids"])
+
+
+def test_sizes_follow_through_the_arithmetic_of_shapes(tmp_path: Path) -> None:
+    """The mask comes of Shape and Range, and positions have a name of their own."""
+    path = cached_decoders.write_decoder(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == "past + tokens":
+                dim.dim_param = "all"
+            elif dim.dim_param == "tokens" and value.name == "position_ids":
+                dim.dim_param = "places"
+    onnx.save(model, path)
+    made = settled(path, None, {"past": 16, "tokens": 8})
+    assert made == cached_decoders.shapes_of(16, 8)
 
 
 def test_combinations_that_contradict_the_graph_are_left_out(tmp_path: Path) -> None:
