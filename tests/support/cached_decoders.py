@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.support.real_bundle import compile_model
 
 Array = npt.NDArray[Any]
-VOCABULARY, HEADS, HEAD, LAYERS = 60, 2, 16, 1
-_WIDTH = HEADS * HEAD
+VOCABULARY, HEADS, KEY_HEADS, HEAD, LAYERS = 60, 4, 2, 16, 1
+_WIDTH, _KEY_WIDTH = HEADS * HEAD, KEY_HEADS * HEAD
 _POSITIONS = 512
 _CACHES = [f"{kind}.{layer}" for layer in range(LAYERS) for kind in ("key", "value")]
 
@@ -47,8 +47,15 @@ class _Graph:
         root = self.add("Sqrt", self.add("Add", mean, self.const(1e-6, "float32")))
         return self.add("Mul", self.const(self._rng.uniform(0.5, 2, _WIDTH), "float32"), self.add("Div", x, root))
 
-    def by_heads(self, x: str) -> str:
-        return self.add("Transpose", self.add("Reshape", x, self.const([0, 0, HEADS, HEAD])), perm=[0, 2, 1, 3])
+    def by_heads(self, x: str, columns: int) -> str:
+        heads = self.add("Reshape", self.product(x, columns), self.const([0, 0, columns // HEAD, HEAD]))
+        return self.add("Transpose", heads, perm=[0, 2, 1, 3])
+
+    def repeated(self, x: str) -> str:
+        """Each head of keys once for each head of queries that shares it."""
+        deep = self.add("Unsqueeze", x, self.const([2]))
+        wide = self.add("Expand", deep, self.const([1, 1, HEADS // KEY_HEADS, 1, 1]))
+        return self.add("Reshape", wide, self.const([0, HEADS, -1, HEAD]))
 
     def turned(self, x: str, cos: str, sin: str) -> str:
         half, axis = HEAD // 2, self.const([3])
@@ -70,13 +77,13 @@ class _Graph:
 
     def layer(self, number: int, x: str, mask: str, tables: tuple[str, str]) -> str:
         y = self.norm(x)
-        query, key, value = (self.by_heads(self.product(y, _WIDTH)) for _ in range(3))
+        query, key, value = (self.by_heads(y, columns) for columns in (_WIDTH, _KEY_WIDTH, _KEY_WIDTH))
         query, key = self.turned(query, *tables), self.turned(key, *tables)
         key = self.add("Concat", f"past.key.{number}", key, name=f"present.key.{number}", axis=2)
         value = self.add("Concat", f"past.value.{number}", value, name=f"present.value.{number}", axis=2)
-        scores = self.add("MatMul", query, self.add("Transpose", key, perm=[0, 1, 3, 2]))
+        scores = self.add("MatMul", query, self.add("Transpose", self.repeated(key), perm=[0, 1, 3, 2]))
         scores = self.add("Add", self.add("Mul", scores, self.const(HEAD**-0.5, "float32")), mask)
-        seen = self.add("MatMul", self.add("Softmax", scores, axis=-1), value)
+        seen = self.add("MatMul", self.add("Softmax", scores, axis=-1), self.repeated(value))
         flat = self.add("Reshape", self.add("Transpose", seen, perm=[0, 2, 1, 3]), self.const([0, 0, _WIDTH]))
         x = self.add("Add", x, self.product(flat, _WIDTH))
         y = self.norm(x)
@@ -99,9 +106,9 @@ def write_decoder(path: Path) -> Path:
     whole, number = TensorProto.FLOAT, TensorProto.INT64
     inputs = [info(name, number, ["batch", "tokens"]) for name in ("input_ids", "position_ids")]
     inputs.append(info("attention_mask", number, ["batch", "past + tokens"]))
-    inputs += [info(f"past.{each}", whole, ["batch", HEADS, "past", HEAD]) for each in _CACHES]
+    inputs += [info(f"past.{each}", whole, ["batch", KEY_HEADS, "past", HEAD]) for each in _CACHES]
     outputs = [info("logits", whole, ["batch", "tokens", VOCABULARY])]
-    outputs += [info(f"present.{each}", whole, ["batch", HEADS, "past + tokens", HEAD]) for each in _CACHES]
+    outputs += [info(f"present.{each}", whole, ["batch", KEY_HEADS, "past + tokens", HEAD]) for each in _CACHES]
     weights = [numpy_helper.from_array(value, name) for name, value in made.weights.items()]
     graph = helper.make_graph(made.nodes, "decoder", inputs, outputs, weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
@@ -109,7 +116,7 @@ def write_decoder(path: Path) -> Path:
 
 
 def shapes_of(past: int, tokens: int) -> dict[str, list[int]]:
-    caches = {f"past.{each}": [1, HEADS, past, HEAD] for each in _CACHES}
+    caches = {f"past.{each}": [1, KEY_HEADS, past, HEAD] for each in _CACHES}
     ids = [1, tokens]
     return {"input_ids": ids, "position_ids": ids, "attention_mask": [1, past + tokens], **caches}
 
@@ -127,7 +134,7 @@ class ByOnnxRuntime:
 
         self._session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
         self._cache: Mapping[str, Array] = {
-            f"past.{each}": np.zeros((1, HEADS, 0, HEAD), "float32") for each in _CACHES
+            f"past.{each}": np.zeros((1, KEY_HEADS, 0, HEAD), "float32") for each in _CACHES
         }
 
     def logits(self, *ids: int) -> Array:

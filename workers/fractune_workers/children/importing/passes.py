@@ -24,6 +24,7 @@ from fractune_core.implementations import DIRECT
 from fractune_core.operators import MOST_NAME_CHARACTERS
 from fractune_core.workloads import workload_hash
 from fractune_workers.children.layouts import attention, elementwise, four_bits, products, ranges
+from fractune_workers.children.layouts.cached_attention import with_cached_attention
 from fractune_workers.children.layouts.planner import Planner, Rule, block_lanes
 from fractune_workers.children.layouts.transposed import conv2d_transpose
 from fractune_workers.children.recurrent.vectors import (
@@ -305,7 +306,7 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     try:
         with target, tvm.transform.PassContext(opt_level=3):
             direct = with_wide_operators(without_origins(mod))
-            simple = with_caches(looked_up(simplify(direct)))
+            simple = with_cached_attention(with_caches(looked_up(simplify(direct))))
             return settled(passes(planned(simple, target, implementation)))
     except BadModel:
         raise

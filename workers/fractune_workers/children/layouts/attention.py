@@ -14,7 +14,7 @@ from typing import Any
 import tvm_ffi
 from tvm import relax, te, tirx
 
-from fractune_workers.children.layouts.kernels.attention import LOWEST, Attention, attention_kernel
+from fractune_workers.children.layouts.kernels.attention import UNSEEN, Attention, attention_kernel
 from fractune_workers.children.layouts.planner import Planner
 from fractune_workers.children.rewriting.expressions import shape_of
 from fractune_workers.children.tvm_api.target import VectorUnit
@@ -99,7 +99,7 @@ def _attention(of: Attention, dtype: str, tensors: Sequence[te.Tensor], past: An
         before = past(b) if past is not None else tirx.const(of.keys - of.tokens, "int32")
         begin, end = of.seen(before, s.astype("int32"))
         at = key.astype("int32")
-        return tirx.if_then_else(tirx.And(at >= begin, at < end), value, tirx.const(LOWEST, _WIDE))
+        return tirx.if_then_else(tirx.And(at >= begin, at < end), value, tirx.const(UNSEEN, _WIDE))
 
     scores = te.compute((*shape, of.keys), score, name="scores")
     largest = te.compute(shape, lambda *at: te.max(scores(*at, j), axis=j), name="largest")

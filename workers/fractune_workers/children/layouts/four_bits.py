@@ -1,4 +1,4 @@
-"""Products with weights of four bits, which stay four bits in memory.
+"""Products with weights of four bits, which stay four bits in memory; or of two, or of eight.
 
 The importer emits a plain kernel, which unpacks each weight where it multiplies it. Layout planning puts a kernel of
 vectors in its place, and packs constant weights for it. Computed weights, data of other types than float32, and GPUs
@@ -22,29 +22,39 @@ from fractune_workers.children.tvm_api.target import VectorUnit
 
 BITS, PER_BYTE = 4, 2
 MIDDLE = 8
-"""The zero point of weights without zero points"""
+"""of the range of four bits"""
+ALL_BITS = (2, 4, 8)
+_BYTE_BITS = 8
 _FLOAT, _BYTE = "float32", "uint8"
 _FLOATS = frozenset({"float16", "float32", "float64"})
 _DATA, _WEIGHTS, _SCALES, _ZEROS = range(4)
 _RANKS = [2, 3, 1, 1]
-_NAME = "matmul_of_4_bits"
 
 
-def four_bit_product(builder: relax.BlockBuilder, operands: Sequence[relax.Expr]) -> relax.Expr:
-    """Data (M, K) times weights (N, blocks of K, bytes of a block), the lower half of a byte first. Scales are (N *
-    blocks). Zero points are numbers like the scales, bytes with two in each (N * bytes of a column), or left out.
+def four_bit_product(builder: relax.BlockBuilder, operands: Sequence[relax.Expr], bits: int = BITS) -> relax.Expr:
+    """Data (M, K) times weights (N, blocks of K, bytes of a block), the lowest bits of a byte first. Scales are (N *
+    blocks). Zero points are numbers like the scales, packed bytes (N * bytes of a column), or left out.
     """
-    function = _plain_kernel([shape_of(each) for each in operands], [str(each.ty.dtype) for each in operands])
+    function = _plain_kernel([shape_of(each) for each in operands], [str(each.ty.dtype) for each in operands], bits)
     rows, columns = shape_of(operands[_DATA])[0], shape_of(operands[_WEIGHTS])[0]
     made = relax.TensorType((rows, columns), operands[_DATA].ty.dtype)
-    return relax.call_tir(builder.add_func(function, _NAME), relax.Tuple(list(operands)), made)
+    return relax.call_tir(builder.add_func(function, _name(bits)), relax.Tuple(list(operands)), made)
 
 
-def _plain_kernel(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> tirx.PrimFunc:
+def _middle(bits: int) -> int:
+    """The zero point of weights without zero points."""
+    return 1 << (bits - 1)
+
+
+def _name(bits: int) -> str:
+    return f"matmul_of_{bits}_bits"
+
+
+def _plain_kernel(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], bits: int) -> tirx.PrimFunc:
     names = ("data", "packed", "scales", "zeros")
     tensors = [te.placeholder(*each) for each in zip(shapes, dtypes, names, strict=False)]
     data, (rows, depth), columns = tensors[_DATA], shapes[_DATA], shapes[_WEIGHTS][0]
-    weights = _unpacked(depth, dtypes[_DATA], *tensors[_WEIGHTS:])
+    weights = _unpacked(depth, dtypes[_DATA], bits, *tensors[_WEIGHTS:])
     k = te.reduce_axis((0, depth), "k")
     product = te.compute(
         (rows, columns), lambda row, column: te.sum(data(row, k) * weights(column, k), axis=k), name="matmul"
@@ -53,18 +63,22 @@ def _plain_kernel(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> t
 
 
 def _unpacked(
-    depth: int, dtype: str, weights: te.Tensor, scales: te.Tensor, zeros: te.Tensor | None = None
+    depth: int, dtype: str, bits: int, weights: te.Tensor, scales: te.Tensor, zeros: te.Tensor | None = None
 ) -> te.Tensor:
     """(N, K) in the type of the data."""
     columns, blocks, size = (int(extent) for extent in weights.shape)
+    per_byte = _BYTE_BITS // bits
+
+    def part(byte: Any, which: Any) -> Any:
+        return (byte.astype("int32") >> (which.astype("int32") * bits)) & (2**bits - 1)
 
     def element(column: Any, k: Any) -> Any:
-        block, within = tirx.floordiv(k, size * PER_BYTE), tirx.floormod(k, size * PER_BYTE)
-        number = _half(weights(column, block, tirx.floordiv(within, PER_BYTE)), tirx.floormod(within, PER_BYTE))
-        zero: Any = tirx.const(MIDDLE, dtype)
+        block, within = tirx.floordiv(k, size * per_byte), tirx.floormod(k, size * per_byte)
+        number = part(weights(column, block, tirx.floordiv(within, per_byte)), tirx.floormod(within, per_byte))
+        zero: Any = tirx.const(_middle(bits), dtype)
         if zeros is not None and str(zeros.dtype) == _BYTE:
-            byte = zeros(column * math.ceil(blocks / PER_BYTE) + tirx.floordiv(block, PER_BYTE))
-            zero = _half(byte, tirx.floormod(block, PER_BYTE)).astype(dtype)
+            byte = zeros(column * math.ceil(blocks / per_byte) + tirx.floordiv(block, per_byte))
+            zero = part(byte, tirx.floormod(block, per_byte)).astype(dtype)
         elif zeros is not None:
             zero = zeros(column * blocks + block).astype(dtype)
         return (number.astype(dtype) - zero) * scales(column * blocks + block).astype(dtype)
@@ -72,16 +86,12 @@ def _unpacked(
     return te.compute((columns, depth), element, name="unpacked")
 
 
-def _half(byte: Any, which: Any) -> Any:
-    """The lower half of a byte (`which` 0) or the upper."""
-    return (byte.astype("int32") >> (which.astype("int32") * BITS)) & 0xF
-
-
 def in_vectors(planner: Planner, call: Any, unit: VectorUnit) -> tuple[Any, None] | None:
     """The rule for a call of the plain kernel with constant weights; None for another call."""
     function, arguments = call.args
     operands = list(getattr(arguments, "fields", ()))
-    if not _is_plain_kernel(planner.builder_.get()[function], operands):
+    bits = _bits_of(planner.builder_.get()[function], operands)
+    if not bits:
         return None
     data, *constants = operands
     known = [numbers for each in constants if (numbers := planner.constant(each)) is not None]
@@ -90,15 +100,15 @@ def in_vectors(planner: Planner, call: Any, unit: VectorUnit) -> tuple[Any, None
     weights, scales, *zeros = known
     rows, depth = shape_of(data)
     columns, blocks, size = weights.shape
-    product = Product(rows, depth, columns, size * PER_BYTE)
+    product = Product(rows, depth, columns, size * _BYTE_BITS // bits, bits)
     if not product.has_whole_words:
         return None
     tiling = tiling_for(product, unit)
     factors = scales.astype(_FLOAT).reshape(columns, blocks)
     laid = [packed(product, tiling, weights.reshape(columns, -1)), laid_out(product, tiling, factors)]
     if zeros:
-        laid.append(laid_out(product, tiling, (MIDDLE - _zero_points(zeros[0], columns, blocks)) * factors))
-    kernel = planner.builder_.add_func(vector_kernel(product, tiling, has_offsets=bool(zeros)), _NAME)
+        laid.append(laid_out(product, tiling, (_middle(bits) - _zero_points(zeros[0], product)) * factors))
+    kernel = planner.builder_.add_func(vector_kernel(product, tiling, has_offsets=bool(zeros)), _name(bits))
     width = tiling.tiles(columns) * tiling.width
     made = relax.TensorType((rows, width), _FLOAT)
     value = relax.call_tir(kernel, relax.Tuple([data, *map(relax.const, laid)]), made)
@@ -107,29 +117,32 @@ def in_vectors(planner: Planner, call: Any, unit: VectorUnit) -> tuple[Any, None
     return relax.op.strided_slice(planner.emit(value), [1], [0], [columns]), None
 
 
-def _is_plain_kernel(function: Any, operands: Sequence[Any]) -> bool:
-    """A module may come from a file, so its function is compared and not its name."""
+def _bits_of(function: Any, operands: Sequence[Any]) -> int:
+    """The bits of the weights of a plain kernel; 0 for another function. A module may come from a file, so its function
+    is compared and not its name.
+    """
     if len(operands) not in (_ZEROS, _ZEROS + 1) or not all(isinstance(e.ty, relax.TensorType) for e in operands):
-        return False
+        return 0
     shapes, dtypes = [shape_of(each) for each in operands], [str(each.ty.dtype) for each in operands]
     if [len(each) for each in shapes] != _RANKS[: len(shapes)] or min(map(min, shapes)) < 1:
-        return False
+        return 0
     data, weights, scales, *zeros = dtypes
     if weights != _BYTE or not {data, scales} <= _FLOATS or not {_BYTE, *_FLOATS}.issuperset(zeros):
-        return False
+        return 0
     _, blocks, size = shapes[_WEIGHTS]
-    if blocks != math.ceil(shapes[_DATA][1] / (size * PER_BYTE)) or shapes[_SCALES][0] != shapes[_WEIGHTS][0] * blocks:
-        return False
-    return bool(tvm_ffi.structural_equal(function, _plain_kernel(shapes, dtypes)))
+    if shapes[_SCALES][0] != shapes[_WEIGHTS][0] * blocks:
+        return 0
+    depth = shapes[_DATA][1]
+    fitting = (bits for bits in ALL_BITS if blocks == math.ceil(depth / (size * _BYTE_BITS // bits)))
+    plain = (bits for bits in fitting if tvm_ffi.structural_equal(function, _plain_kernel(shapes, dtypes, bits)))
+    return next(plain, 0)
 
 
-def _zero_points(zeros: Array, columns: int, blocks: int) -> Array:
+def _zero_points(zeros: Array, product: Product) -> Array:
     """(N, blocks)"""
+    columns, blocks, bits = product.columns, product.blocks, product.bits
     if zeros.dtype != _BYTE:
         return zeros.astype(_FLOAT).reshape(columns, blocks)
-    return _halves(zeros.reshape(columns, 1, -1))[:, :blocks].astype(_FLOAT)
-
-
-def _halves(packed: Array) -> Array:
-    """(N, blocks, bytes) as numbers (N, blocks * 2 * bytes)."""
-    return np.stack([packed & 0xF, packed >> BITS], axis=-1).reshape(len(packed), -1)
+    shifts = np.arange(0, _BYTE_BITS, bits)
+    numbers = (zeros.reshape(columns, -1, 1) >> shifts) & (2**bits - 1)
+    return numbers.reshape(columns, -1)[:, :blocks].astype(_FLOAT)

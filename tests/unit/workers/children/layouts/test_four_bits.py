@@ -84,7 +84,7 @@ def test_the_kernel_is_an_operator_with_one_candidate() -> None:
 
 
 def test_a_function_of_another_meaning_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(four_bits, "MIDDLE", 7)
+    monkeypatch.setattr(four_bits, "_middle", lambda _bits: 7)
     other = model_of_rows(4)
     monkeypatch.undo()
     assert "unpacked" in prepare(other, AVX2).script()

@@ -16,7 +16,7 @@ from onnx import TensorProto
 from tvm import relax
 
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
-from fractune_workers.children.layouts.four_bits import BITS, MIDDLE, PER_BYTE, four_bit_product
+from fractune_workers.children.layouts.four_bits import ALL_BITS, BITS, MIDDLE, PER_BYTE, four_bit_product
 from fractune_workers.children.rewriting.expressions import bound_call, is_constant
 
 _Array = npt.NDArray[Any]
@@ -33,6 +33,7 @@ class _Layout:
     depth: int
     columns: int
     block: int
+    bits: int
 
     @property
     def blocks(self) -> int:
@@ -43,33 +44,35 @@ def _product(node: OnnxNode) -> relax.Expr:
     """MatMulNBits: data (..., K) times weights (N, K), which are packed by blocks along K."""
     layout = _layout(node)
     scales = _flat(node, node.input(_SCALES), layout.columns * layout.blocks)
-    made = _of_rows(node, [node.input(_WEIGHT), scales, *_zeros(node, layout)])
+    made = _of_rows(node, [node.input(_WEIGHT), scales, *_zeros(node, layout)], layout.bits)
     bias = node.optional(_BIAS)
     return made if bias is None else relax.op.add(made, bias)
 
 
-def _of_rows(node: OnnxNode, operands: Sequence[relax.Expr]) -> relax.Expr:
+def _of_rows(node: OnnxNode, operands: Sequence[relax.Expr], bits: int = BITS) -> relax.Expr:
     """The product of the node's first input with weights, scales and perhaps zero points (`four_bit_product`)."""
     data = node.input(_DATA)
     *rows, depth = shape_of(data)
     if len(rows) == 1:
-        return node.emit(four_bit_product(node.builder, [data, *operands]))
+        return node.emit(four_bit_product(node.builder, [data, *operands], bits))
     flat = node.emit(relax.op.reshape(data, [math.prod(rows), depth]))
-    product = node.emit(four_bit_product(node.builder, [flat, *operands]))
+    product = node.emit(four_bit_product(node.builder, [flat, *operands], bits))
     return node.emit(relax.op.reshape(product, [*rows, *shape_of(product)[1:]]))
 
 
 def _layout(node: OnnxNode) -> _Layout:
     depth, columns, block = (int(node.attributes.get(name, 0)) for name in ("K", "N", "block_size"))
     bits = int(node.attributes.get("bits", BITS))
-    if bits != BITS:
-        raise node.refused(f"its weights have {bits} bits; export it with 4")
+    if bits not in ALL_BITS:
+        raise node.refused(f"its weights have {bits} bits; export it with {', '.join(map(str, ALL_BITS))}")
+    if node.attributes.get("weight_prepacked", 0):
+        raise node.refused("its weights are packed for one GPU (weight_prepacked); export it without")
     if block < _SMALLEST_BLOCK or block & (block - 1) or depth < 1 or columns < 1:
         raise node.refused(f"K={depth}, N={columns}, block_size={block} are not sizes of a product; export it again")
     if node.optional(_GROUPS) is not None:
         raise node.refused("its columns are reordered (g_idx); export it without")
-    layout = _Layout(depth, columns, block)
-    expected = [columns, layout.blocks, block // PER_BYTE]
+    layout = _Layout(depth, columns, block, bits)
+    expected = [columns, layout.blocks, block * bits // 8]
     if shape_of(node.input(_WEIGHT)) != expected or dtype_of(node.input(_WEIGHT)) != "uint8":
         raise node.refused(f"weights of shape {shape_of(node.input(_WEIGHT))}, expected {expected}; export it again")
     if shape_of(node.input(_DATA))[-1] != depth:
@@ -78,11 +81,11 @@ def _layout(node: OnnxNode) -> _Layout:
 
 
 def _zeros(node: OnnxNode, layout: _Layout) -> list[relax.Expr]:
-    """Zero points, two in a byte or one in each element; none without them."""
+    """Zero points, packed in bytes or one in each element; none without them."""
     zeros = node.optional(_ZEROS)
     if zeros is None:
         return []
-    of_a_column = math.ceil(layout.blocks / PER_BYTE) if dtype_of(zeros) == "uint8" else layout.blocks
+    of_a_column = math.ceil(layout.blocks * layout.bits / 8) if dtype_of(zeros) == "uint8" else layout.blocks
     return [_flat(node, zeros, layout.columns * of_a_column)]
 
 

@@ -21,8 +21,10 @@ from fractune_workers.children.rewriting.expressions import OPAQUE
 from fractune_workers.children.tvm_api.target import VectorUnit
 
 _FLOAT, _WHOLE = "float32", "int32"
-LOWEST = -3.0e38
+UNSEEN = float("-inf")
 """the score of a key that a query does not see"""
+_LOWEST = -3.4028234663852886e38
+"""The largest score of no key. A mask may add it to all scores of a query, and then each key has the same weight."""
 _MOST_ROWS, _MOST_VECTORS = 4, 4
 """of a task, and of the values at a time: the sums stay in registers"""
 _LEAST_POWER = -87.0
@@ -142,7 +144,7 @@ class _Kernel:
 
     def _lowest(self, row: int) -> Any:
         """The score that a query has without a key."""
-        return tirx.const(LOWEST, _FLOAT) if self._sink is None else self._sink[self._places[row][0]]
+        return tirx.const(_LOWEST, _FLOAT) if self._sink is None else self._sink[self._places[row][0]]
 
     def _score(self, key: Any) -> None:
         of = self._of
@@ -159,9 +161,10 @@ class _Kernel:
 
             self._each(sums, add)
         self._add_up(sums, lambda one, other: one + other)
+        nothing = tirx.const(UNSEEN, _FLOAT)
         for row in range(self._rows):
             begin, end = self._seen[row]
-            score = tirx.if_then_else(tirx.And(key >= begin, key < end), self._finished(sums, row, key), LOWEST)
+            score = tirx.if_then_else(tirx.And(key >= begin, key < end), self._finished(sums, row, key), nothing)
             builder.buffer_store(self._scores, score, [row, key])
             largest = tirx.max(self._largest[row, 0], self._scores[row, key])
             builder.buffer_store(self._largest, largest, [row, 0])
@@ -178,7 +181,7 @@ class _Kernel:
 
     def _weigh(self, begin: Any, end: Any) -> None:
         """Make exponentials of the scores, in whole vectors, and their sums."""
-        nothing = tirx.const(LOWEST, _FLOAT)
+        nothing = tirx.const(UNSEEN, _FLOAT)
         for row in range(self._rows):
             with builder.vectorized(0, self._lanes) as lane:
                 builder.buffer_store(self._scores, nothing, [row, end + lane])

@@ -1,9 +1,9 @@
-"""The kernel of a product with weights of four bits, in vectors: each number of the weights is unpacked in a register.
+"""The kernel of a product with weights of two, four or eight bits: each number is unpacked in a register.
 
 One core computes some columns for all rows, a few rows at a time. The sums stay in registers for a block of the depth,
-and only the sum of a block is multiplied by the block's scale. A word of the weights has eight numbers of one column,
-so vectors of eight numbers follow from one load by shifts. The schedule is computed from the product and the vector
-unit.
+and only the sum of a block is multiplied by the block's scale. A word of the weights has the numbers of one column,
+eight of four bits. So vectors of eight numbers follow from one load by shifts. The schedule is computed from the
+product and the vector unit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from fractune_workers.children.tvm_api.target import VectorUnit
 _Array = npt.NDArray[Any]
 _FLOAT = "float32"
 _BITS, _WORD_BITS = 4, 32
-_PER_WORD = _WORD_BITS // _BITS
 _WORD_BYTES = 4
-_MIDDLES = np.uint8(0x88)
-"""a byte with the middle of the range, 8, in both halves"""
+_MIDDLES = {2: np.uint8(0xAA), 4: np.uint8(0x88), 8: np.uint8(0x80)}
+"""by the bits of a number: a byte whose numbers are the middle of the range"""
 _MOST_ROWS, _MOST_VECTORS = 4, 4
 """of a tile. Three instructions unpack a vector for all rows. More rows at a time were slower, and so were more vectors
 where there are several rows."""
@@ -37,12 +36,17 @@ where there are several rows."""
 
 @dataclass(frozen=True)
 class Product:
-    """Data (rows, depth) times weights of four bits (columns, depth), with a scale for each block of the depth."""
+    """Data (rows, depth) times weights of few bits (columns, depth), with a scale for each block of the depth."""
 
     rows: int
     depth: int
     columns: int
     block: int
+    bits: int = _BITS
+
+    @property
+    def per_word(self) -> int:
+        return _WORD_BITS // self.bits
 
     @property
     def blocks(self) -> int:
@@ -52,12 +56,12 @@ class Product:
     @property
     def words(self) -> int:
         """Of a column."""
-        return ceil(self.depth / _PER_WORD)
+        return ceil(self.depth / self.per_word)
 
     @property
     def has_whole_words(self) -> bool:
         """Whether each block begins with a word: the kernel needs it."""
-        return self.block % _PER_WORD == 0 or self.blocks == 1
+        return self.block % self.per_word == 0 or self.blocks == 1
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,13 @@ def tiling_for(product: Product, unit: VectorUnit) -> Tiling:
 
 
 def packed(product: Product, tiling: Tiling, numbers: _Array) -> _Array:
-    """Numbers from 0 to 15 (columns, bytes), the lower half of a byte first, as the words of the kernel (tiles, words,
+    """Numbers from 0 on (columns, bytes), the lowest bits of a byte first, as the words of the kernel (tiles, words,
     columns of a tile). There they are less the middle, in two's complement.
     """
     size = product.words * _WORD_BYTES
-    whole = np.full((tiling.tiles(product.columns) * tiling.width, size), _MIDDLES, np.uint8)
+    whole = np.full((tiling.tiles(product.columns) * tiling.width, size), _MIDDLES[product.bits], np.uint8)
     whole[: product.columns, : numbers.shape[1]] = numbers[:, :size]
-    words = (whole ^ _MIDDLES).view("<i4").reshape(-1, tiling.width, product.words)
+    words = (whole ^ _MIDDLES[product.bits]).view("<i4").reshape(-1, tiling.width, product.words)
     return np.ascontiguousarray(words.transpose(0, 2, 1), np.int32)
 
 
@@ -111,7 +115,7 @@ def vector_kernel(product: Product, tiling: Tiling, *, has_offsets: bool) -> tir
     added to the weights of a block, and the result (rows, columns of all tiles).
     """
     with IRBuilder() as made, builder.prim_func(is_private=True, s_tir=True):
-        builder.func_name("matmul_of_4_bits")
+        builder.func_name(f"matmul_of_{product.bits}_bits")
         builder.func_attr({"tirx.noalias": True, **OPAQUE})
         _Kernel(product, tiling, has_offsets=has_offsets).build()
     return made.get()
@@ -153,7 +157,7 @@ class _Kernel:
         of_data = None if self._offsets is None else self._sums(rows, 1)
         if of_data is not None:
             self._clear(of_data)
-        _in_parts(depth, _PER_WORD, partial(self._add_words, first, sums, of_data, begin))
+        _in_parts(depth, self._of.per_word, partial(self._add_words, first, sums, of_data, begin))
 
         def add(row: int, vector: int, lane: Any) -> None:
             place = self._tile, begin // self._of.block, self._column(vector, lane)
@@ -189,9 +193,10 @@ class _Kernel:
 
     def _number(self, depth: Any, number: int, vector: int, lane: Any) -> Any:
         """A weight less the middle, without its scale; `depth` is that of the first number of its word."""
-        word = self._words[self._tile, depth // _PER_WORD, self._column(vector, lane)]
-        highest = word << (_WORD_BITS - _BITS * (number + 1))
-        return tirx.Cast(_FLOAT, highest >> (_WORD_BITS - _BITS))
+        bits = self._of.bits
+        word = self._words[self._tile, depth // self._of.per_word, self._column(vector, lane)]
+        highest = word << (_WORD_BITS - bits * (number + 1))
+        return tirx.Cast(_FLOAT, highest >> (_WORD_BITS - bits))
 
     def _column(self, vector: int, lane: Any) -> Any:
         """Of the tile."""

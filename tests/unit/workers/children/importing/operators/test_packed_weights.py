@@ -31,8 +31,9 @@ PACKED = "matmul_of_4_bits"
 
 def product(depth: int, zeros: Array | None = None, **changed: Any) -> tuple[onnx.ModelProto, dict[str, Array]]:
     blocks = -(-depth // BLOCK)
+    size = BLOCK * (changed.get("bits", 4) // 2) // 4
     weights: dict[str, Array] = {
-        "w": DRAW.integers(0, 256, (COLUMNS, blocks, BLOCK // 2), dtype=np.uint8),
+        "w": DRAW.integers(0, 256, (COLUMNS, blocks, size), dtype=np.uint8),
         "s": DRAW.uniform(0.1, 1, COLUMNS * blocks).astype(np.float32),
         **({} if zeros is None else {"z": zeros}),
     }
@@ -54,6 +55,13 @@ ZEROS = {
 def test_a_product_of_four_bits(depth: int, zeros: Array | None) -> None:
     model, x = product(depth, zeros)
     np.testing.assert_allclose(run_imported(model, x)[0], run_by_onnxruntime(model, x)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "zeros"), [(2, "none"), (2, "packed"), (2, "floats"), (8, "none"), (8, "packed")])
+def test_a_product_of_other_bits(bits: int, zeros: str) -> None:
+    packed = DRAW.integers(0, 256, (COLUMNS, -(-3 * bits // 8)), dtype=np.uint8)
+    model, x = product(40, packed if zeros == "packed" else ZEROS[zeros], bits=bits)
+    np.testing.assert_allclose(run_imported(model, x)[0], run_by_onnxruntime(model, x)[0], rtol=1e-4, atol=1e-3)
 
 
 def test_weights_stay_packed() -> None:
@@ -148,7 +156,7 @@ def test_what_follows_knows_the_shape() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"bits": 8}, "its weights have 8 bits; export it with 4"),
+        ({"bits": 3}, "its weights have 3 bits; export it with 2, 4, 8"),
         ({"block_size": 24}, "block_size=24 are not sizes"),
         ({"N": 13}, r"weights of shape \[12, 3, 8\], expected"),
         ({"K": 2**40}, r"weights of shape \[12, 3, 8\], expected"),
