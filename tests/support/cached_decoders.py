@@ -75,8 +75,24 @@ class _Graph:
         either = self.add("Or", later, hidden)
         return self.add("Where", either, self.const(np.finfo("float32").min, "float32"), self.const(0, "float32"))
 
+    def grouped(self, number: int, parts: list[str], tables: tuple[str, str]) -> str:
+        """The same by ONNX Runtime's operator. It gets (batch, tokens, width)."""
+        lengths = self.add("ReduceSum", "attention_mask", self.const([1]), keepdims=0)
+        last = self.add("Cast", self.add("Sub", lengths, self.const(1)), to=TensorProto.INT32)
+        total = self.add("Gather", self.add("Shape", "attention_mask"), self.const(1))
+        whole = self.add("Cast", total, to=TensorProto.INT32)
+        names = [f"v{len(self.nodes)}", f"present.key.{number}", f"present.value.{number}"]
+        pasts = [f"past.key.{number}", f"past.value.{number}"]
+        named: dict[str, Any] = {"num_heads": HEADS, "kv_num_heads": KEY_HEADS, "do_rotary": 1}
+        inputs = [*parts, *pasts, last, whole, *tables]
+        self.nodes.append(helper.make_node("GroupQueryAttention", inputs, names, domain="com.microsoft", **named))
+        return names[0]
+
     def layer(self, number: int, x: str, mask: str, tables: tuple[str, str]) -> str:
         y = self.norm(x)
+        if not mask:
+            parts = [self.product(y, columns) for columns in (_WIDTH, _KEY_WIDTH, _KEY_WIDTH)]
+            return self.ended(x, self.grouped(number, parts, tables))
         query, key, value = (self.by_heads(y, columns) for columns in (_WIDTH, _KEY_WIDTH, _KEY_WIDTH))
         query, key = self.turned(query, *tables), self.turned(key, *tables)
         key = self.add("Concat", f"past.key.{number}", key, name=f"present.key.{number}", axis=2)
@@ -85,6 +101,9 @@ class _Graph:
         scores = self.add("Add", self.add("Mul", scores, self.const(HEAD**-0.5, "float32")), mask)
         seen = self.add("MatMul", self.add("Softmax", scores, axis=-1), self.repeated(value))
         flat = self.add("Reshape", self.add("Transpose", seen, perm=[0, 2, 1, 3]), self.const([0, 0, _WIDTH]))
+        return self.ended(x, flat)
+
+    def ended(self, x: str, flat: str) -> str:
         x = self.add("Add", x, self.product(flat, _WIDTH))
         y = self.norm(x)
         gate, up = self.product(y, 2 * _WIDTH), self.product(y, 2 * _WIDTH)
@@ -92,26 +111,34 @@ class _Graph:
         return self.add("Add", x, self.product(self.add("Mul", silu, up), _WIDTH, 2 * _WIDTH))
 
 
-def write_decoder(path: Path) -> Path:
+def write_decoder(path: Path, *, grouped: bool = False) -> Path:
+    """With `grouped`, attention is GroupQueryAttention, which turns queries and keys itself."""
     made, info = _Graph(), helper.make_tensor_value_info
     angles = np.arange(_POSITIONS)[:, None] / 100.0 ** (np.arange(HEAD // 2) / (HEAD // 2))
-    tables = [
-        made.add("Unsqueeze", made.add("Gather", made.const(table, "float32"), "position_ids"), made.const([1]))
-        for table in (np.tile(np.cos(angles), 2), np.tile(np.sin(angles), 2))
-    ]
-    mask, x = made.mask(), made.add("Gather", made.weight(VOCABULARY, _WIDTH), "input_ids")
+    caches = [made.const(table, "float32") for table in (np.cos(angles), np.sin(angles))]
+    tables = (
+        caches
+        if grouped
+        else [
+            made.add("Unsqueeze", made.add("Gather", made.const(table, "float32"), "position_ids"), made.const([1]))
+            for table in (np.tile(np.cos(angles), 2), np.tile(np.sin(angles), 2))
+        ]
+    )
+    mask = "" if grouped else made.mask()
+    x = made.add("Gather", made.weight(VOCABULARY, _WIDTH), "input_ids")
     for number in range(LAYERS):
         x = made.layer(number, x, mask, (tables[0], tables[1]))
     made.add("MatMul", made.norm(x), made.const(made._rng.normal(0, 1, (_WIDTH, VOCABULARY)), "float32"), name="logits")
-    whole, number = TensorProto.FLOAT, TensorProto.INT64
-    inputs = [info(name, number, ["batch", "tokens"]) for name in ("input_ids", "position_ids")]
-    inputs.append(info("attention_mask", number, ["batch", "past + tokens"]))
+    whole, number, total = TensorProto.FLOAT, TensorProto.INT64, "total" if grouped else "past + tokens"
+    inputs = [info(name, number, ["batch", "tokens"]) for name in ("input_ids", "position_ids")[: 2 - grouped]]
+    inputs.append(info("attention_mask", number, ["batch", total]))
     inputs += [info(f"past.{each}", whole, ["batch", KEY_HEADS, "past", HEAD]) for each in _CACHES]
     outputs = [info("logits", whole, ["batch", "tokens", VOCABULARY])]
-    outputs += [info(f"present.{each}", whole, ["batch", KEY_HEADS, "past + tokens", HEAD]) for each in _CACHES]
+    outputs += [info(f"present.{each}", whole, ["batch", KEY_HEADS, total, HEAD]) for each in _CACHES]
     weights = [numpy_helper.from_array(value, name) for name, value in made.weights.items()]
     graph = helper.make_graph(made.nodes, "decoder", inputs, outputs, weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
     return path
 
 
@@ -121,9 +148,13 @@ def shapes_of(past: int, tokens: int) -> dict[str, list[int]]:
     return {"input_ids": ids, "position_ids": ids, "attention_mask": [1, past + tokens], **caches}
 
 
-def compile_decoder(model: Path, past: int, tokens: int) -> Path:
-    out = model.with_name(f"decoder-{past}-{tokens}.fractune")
-    return compile_model(model, out, tuned=["cpu:1"], inputs=shapes_of(past, tokens))
+def compile_decoder(model: Path, past: int, tokens: int, *, grouped: bool = False) -> Path:
+    """With `grouped`, `past` are all rows of the cache."""
+    out, shapes = model.with_name(f"decoder-{past}-{tokens}.fractune"), shapes_of(past, tokens)
+    if grouped:
+        del shapes["position_ids"]
+        shapes["attention_mask"] = [1, past]
+    return compile_model(model, out, tuned=["cpu:1"], inputs=shapes)
 
 
 class ByOnnxRuntime:
@@ -145,6 +176,8 @@ class ByOnnxRuntime:
             "position_ids": length + np.arange(len(ids))[None],
             "attention_mask": np.ones((1, length + len(ids)), "int64"),
         }
+        names = {each.name for each in self._session.get_inputs()}
+        given = {name: value for name, value in given.items() if name in names}
         logits, *presents = self._session.run(None, {**given, **self._cache})
         self._cache = dict(zip(self._cache, presents, strict=True))
         last: Array = logits[:, -1]

@@ -7,7 +7,8 @@ while (token := int(logits.argmax())) != end:
 
 A bundle's buckets differ in the new tokens of a call and in the rows before them. All read and write one buffer for
 each cache. The rows in use end where the new ones begin. So a call with a bucket of P rows reads the P rows before, and
-the mask hides those that are not in use. The place of these rows moves from call to call; no row is ever copied.
+the mask hides those that are not in use. The place of these rows moves from call to call; no row is ever copied. Where
+an operator writes new rows into a cache of all rows (GroupQueryAttention), rows stay where they are.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class DecoderSession:
         Raises BadRequest for a model without a cache, and for inputs that no session knows.
         """
         self._buckets = [_Bucket.of(model, inputs or {}) for model in models]
-        self.capacity = max(each.past for each in self._buckets)
+        self.capacity = max(each.most for each in self._buckets)
         rows = self.capacity + max(each.tokens for each in self._buckets)
         self._caches = [_Rows(spec, axis, rows, self.capacity) for spec, axis in self._buckets[-1].caches]
         self.length = 0
@@ -115,7 +116,7 @@ class DecoderSession:
         plan: list[tuple[_Bucket, int]] = []
         length, left = self.length, count
         while left:
-            fitting = [each for each in self._buckets if each.past >= length]
+            fitting = [each for each in self._buckets if each.most >= length]
             if not fitting:
                 raise BadRequest(
                     f"the cache is full: {self.length} tokens and {count} more, and a call reads at most "
@@ -127,7 +128,8 @@ class DecoderSession:
         return plan
 
     def _run(self, bucket: _Bucket, tokens: Array) -> Array:
-        caches = [each.at(bucket.past, self.length) for each in self._caches]
+        first = 0 if bucket.is_whole else self.length - bucket.past
+        caches = [each.at(first) for each in self._caches]
         outputs = bucket.model.run_cached(bucket.arguments(tokens, self.length, caches))
         self.length += tokens.shape[1]
         return bucket.logits(outputs, tokens.shape[1])
@@ -161,6 +163,10 @@ class _Bucket:
     fixed: dict[str, Array]
     place: int
     """of the logits among the outputs that are no caches"""
+    is_whole: bool
+    """whether the rows before are all rows of the cache, and the new ones are among them. Then the number of tokens
+    says which are in use, and padding counts.
+    """
     pads: bool
     """whether there are logits of each token, so that padding may follow the last token"""
 
@@ -181,13 +187,20 @@ class _Bucket:
         if len(pasts) > 1 or len(rows) > 1:
             raise BadRequest(f"{name} has caches of {sorted(pasts)} rows; export it with caches of one length")
         (past,), (total,) = pasts, rows
-        tokens = total - past
+        ids = next((spec.shape for spec in others if spec.name in _IDS), ())
+        is_whole = total == past
+        tokens = int(ids[-1] or 0) if is_whole and ids else total - past
         _check_roles(name, [spec for spec in others if spec.name not in fixed], tokens, total)
         batch = next(int(spec.shape[0] or 0) for spec in others if spec.name in _IDS)
         left = [spec for spec in gives.values() if spec.name not in {each["output"] for each in described}]
         place = next((at for at, spec in enumerate(left) if spec.name == _LOGITS), 0)
         pads = len(left[place].shape) == _BY_TOKENS and left[place].shape[1] == tokens
-        return cls(model, batch, tokens, past, caches, fixed, place, pads)
+        return cls(model, batch, tokens, past, caches, fixed, place, is_whole, pads)
+
+    @property
+    def most(self) -> int:
+        """Tokens in the cache with which a call is possible."""
+        return self.past - self.tokens if self.is_whole else self.past
 
     def arguments(self, tokens: Array, length: int, caches: Sequence[Any]) -> dict[str, Any]:
         """The inputs of a call, by name. The rows in use are the last of those before, and padding follows."""
@@ -201,6 +214,8 @@ class _Bucket:
             array: Array = np.zeros([int(dim or 0) for dim in spec.shape], numpy_dtype(spec.dtype))
             if spec.name in _IDS:
                 array[:, : tokens.shape[1]] = tokens
+            elif spec.name in _MASK and self.is_whole:
+                array[:, : length + self.tokens] = 1
             elif spec.name in _MASK:
                 array[:, self.past - length : self.past + tokens.shape[1]] = 1
             else:
@@ -246,9 +261,9 @@ class _Rows:
         self._memory: Array = aligned_bytes(size * self._dtype.itemsize).view(self._dtype)
         self._memory[...] = 0
 
-    def at(self, past: int, length: int) -> Any:
-        """A tensor that begins `past` rows before the row with the number `length`."""
-        begin = (self._before + length - past) * self._row
+    def at(self, first: int) -> Any:
+        """A tensor that begins at the row with the number `first`, which is below 0 for rows before those of tokens."""
+        begin = (self._before + first) * self._row
         return over(self._memory[begin : begin + prod(self._shape)].reshape(self._shape))
 
     def copy(self) -> _Rows:

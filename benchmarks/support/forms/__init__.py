@@ -25,6 +25,7 @@ _FAMILIES = (
     language.norms,
     language.group_query,
     language.multi_head,
+    language.packed_weights,
     products.products,
     products.quantized,
     products.recurrent,

@@ -85,6 +85,34 @@ def _multi(
     return form(f"{_CONTRIB}.MultiHeadAttention", 17, *operands, outputs=outputs, num_heads=2, **named)
 
 
+def packed_weights() -> Iterator[Form]:
+    """Look-ups of quantized rows, and products with them."""
+    for bits, zeros, depth in itertools.product((2, 4, 8), (False, True), (32, 80)):
+        per_byte, rows = 8 // bits, 6
+        blocks = -(-depth // 16)
+        data = random("uint8", rows, depth // per_byte, high=255)
+        scales = random("float32", rows, blocks, seed=1, low=0.1, high=1)
+        points = random("uint8", rows, -(-blocks // per_byte), seed=2, high=255) if zeros else None
+        indices = np.array([[0, 5, -1], [2, -6, 3]], "int64")
+        named = {"bits": bits, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}
+        yield _constant("GatherBlockQuantized", indices, [data, None, scales, points], 1, **named)
+        whole = random("uint8", rows, blocks, 16 // per_byte, seed=3, high=255)
+        flat = None if points is None else points.reshape(-1)
+        x = random("float32", 2, 3, depth, seed=4)
+        named = {"K": depth, "N": rows, "bits": bits, "block_size": 16}
+        yield _constant("MatMulNBits", x, [None, whole, scales.reshape(-1), flat], 0, **named)
+
+
+def _constant(operator: str, given: Array, operands: list[Array | None], place: int, **named: Any) -> Form:
+    """All operands are constants but the one at a place."""
+    names = ["x" if at == place else f"x{at}" for at in range(len(operands))]
+    present = {name: value for name, value in zip(names, operands, strict=True) if value is not None}
+    used = tuple(name if name == "x" or name in present else None for name in names)
+    while used[-1] is None:
+        used = used[:-1]
+    return Form(f"{_CONTRIB}.{operator}", 17, used, {"x": given}, present, named)
+
+
 def group_query() -> Iterator[Form]:
     softened: list[dict[str, Any]] = [{}, {"softcap": 3.0}, {"local_window_size": 3}, {"scale": 0.7}]
     for packed, named in itertools.product((False, True), softened):

@@ -74,6 +74,15 @@ def test_errors_are_one_clear_line_and_leave_the_cache_unchanged(pair: Pair) -> 
     assert session.length == 11
 
 
+def test_a_cache_of_all_rows_stays_where_it_is(tmp_path: Path) -> None:
+    model = write_decoder(tmp_path / "decoder.onnx", grouped=True)
+    bundles = [compile_decoder(model, 32, tokens, grouped=True) for tokens in (1, 8)]
+    session = fractune.load(fractune.join(bundles, out=tmp_path / "joined.fractune")).decoder()
+    agrees((session, ByOnnxRuntime(model)), PROMPT, 20)
+    with pytest.raises(BadRequest, match="the cache is full: 31 tokens and 2 more"):
+        session.prefill([1, 2])
+
+
 def test_a_model_without_a_cache_has_no_session(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="has no cache that is an input with new rows behind it"):
         fractune.load(compile_small(tmp_path)[1]).decoder()

@@ -160,7 +160,9 @@ def _slot_complaints(manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def _cache_complaints(manifest: dict[str, Any]) -> Iterator[str]:
-    """Each cache is an input and an output, which differ in the rows along one axis alone; the output has more."""
+    """Each cache is an input and an output. They differ in the rows along one axis alone, and the output has more; or
+    they have the same shape, and the new rows have places there.
+    """
     shapes = [{each["name"]: each["shape"] for each in manifest[field]} for field in ("inputs", "outputs")]
     if not _list_of(_is_object)(manifest.get("caches", [])):
         yield "'caches' is not a list of objects"
@@ -169,8 +171,8 @@ def _cache_complaints(manifest: dict[str, Any]) -> Iterator[str]:
         past, present, axis = shapes[0].get(cache.get("input")), shapes[1].get(cache.get("output")), cache.get("axis")
         if past is None or present is None or type(axis) is not int or not 0 <= axis < len(past):
             yield "'caches' name an input, an output or an axis that is not there"
-        elif len(past) != len(present) or None in (*past, *present) or past[axis] >= present[axis]:
-            yield f"the cache '{cache['input']}' has no more rows behind a call than before"
+        elif len(past) != len(present) or None in (*past, *present) or past[axis] > present[axis]:
+            yield f"the cache '{cache['input']}' has fewer rows behind a call than before"
         elif [*past[:axis], *past[axis + 1 :]] != [*present[:axis], *present[axis + 1 :]]:
             yield f"the cache '{cache['input']}' has other shapes before and behind a call"
 

@@ -59,7 +59,7 @@ class _Entry:
         """by the parameter of the rows before"""
         self._held: dict[Any, tuple[Any, int]] = {}
         """by a tensor of `main` that is a cache: the buffer, and the axis of its rows"""
-        self._kernels: dict[Any, Any] = {}
+        self._pasts = {self._params[cache.input] for cache in caches}
         rows = tirx.Var(_ROWS, "int64")
         for cache in caches:
             past, made = self._params[cache.input], _allocation_of(outputs[cache.output], values)
@@ -102,14 +102,14 @@ class _Entry:
         return [relax.VarBinding(var, call) if isinstance(binding, relax.VarBinding) else binding]
 
     def _appending(self, call: Any, cache: Cache) -> Any:
-        """The new rows alone are written, behind those before."""
-        operands = list(call.args)
-        if len(operands) != 3 or operands[2] not in self._held or self._held[operands[2]][1] != cache.axis:
+        """The new rows alone are written: behind those before, or at the places of an operand."""
+        *operands, result = call.args
+        past = next(each for each in operands if each in self._pasts)
+        new = [each for each in operands if each not in self._pasts]
+        if result not in self._held or self._held[result][1] != cache.axis or len(new) not in (1, 2):
             raise _Unfit
-        past, new = shape_of(operands[0]), operands[1]
-        dtype = str(new.ty.dtype)
-        function = _append(shape_of(new), past, cache.axis, dtype)
-        return relax.Call(self._builder.add_func(function, "append"), [new, self._held[operands[2]][0]])
+        function = _append(shape_of(new[0]), shape_of(past), cache.axis, str(past.ty.dtype), at_places=len(new) > 1)
+        return relax.Call(self._builder.add_func(function, "append"), [*new, self._held[result][0]])
 
     def _reading(self, call: Any) -> Any:
         """The call with a kernel that reads the buffers. TVM plans memory by calls, so each function has its own."""
@@ -179,20 +179,25 @@ def _of_buffer(function: Any, parameter: int, axis: int) -> Any:
     return into_slice(function, parameter, _with_rows(shape, axis, rows), axis, 0, alignment)
 
 
-def _append(new: Sequence[int], past: Sequence[int], axis: int, dtype: str) -> tirx.PrimFunc:
-    """The kernel that writes new rows behind those before."""
+def _append(new: Sequence[int], past: Sequence[int], axis: int, dtype: str, *, at_places: bool) -> tirx.PrimFunc:
+    """The kernel that writes new rows behind those before, or `at_places` of each batch; then the new rows are (batch,
+    tokens, heads * width).
+    """
     rows = tirx.Var(_ROWS, "int64")
-    shape = _with_rows(past, axis, rows)
     with IRBuilder() as made, builder.prim_func(is_private=True, s_tir=True):
         builder.func_name("append")
         builder.func_attr({"tirx.noalias": True, **OPAQUE})
         source = builder.arg("new", builder.buffer(tuple(new), dtype))
-        alignment = _alignment(past, axis, dtype)
+        places: Any = builder.arg("places", builder.buffer((past[0],), "int32")) if at_places else None
+        shape, alignment = _with_rows(past, axis, rows), _alignment(past, axis, dtype)
         target: Any = builder.arg("cache", builder.buffer(tuple(shape), dtype, align=alignment))
         with builder.sblock("root"):
             builder.reads([])
             builder.writes([])
-            _copy(source, target, list(new), axis, int(past[axis]))
+            if at_places:
+                _copy_to_places(source, target, places, list(new), past)
+            else:
+                _copy(source, target, list(new), axis, int(past[axis]))
     return made.get()
 
 
@@ -210,6 +215,21 @@ def _copy(source: Any, target: Any, extents: list[int], axis: int, offset: int) 
             left = left // extent
         moved = [each + offset if at == axis else each for at, each in enumerate(place)]
         builder.buffer_store(target, source[tuple(place)], moved)
+
+
+def _copy_to_places(source: Any, target: Any, places: Any, new: list[int], past: Sequence[int]) -> None:
+    """Copy the tokens of each batch to rows from its place on; a place where they do not fit is moved."""
+    batch, heads, rows, width = past
+    tokens, lanes = new[1], gcd(width, _LANES)
+    with (
+        builder.serial(0, batch * tokens) as number,
+        builder.serial(0, heads * width // lanes) as part,
+        builder.vectorized(0, lanes) as lane,
+    ):
+        own, token, at = number // tokens, number % tokens, part * lanes + lane
+        place = tirx.max(tirx.min(places[own], rows - tokens), 0)
+        moved = [own, part * lanes // width, place + token, part * lanes % width + lane]
+        builder.buffer_store(target, source[own, token, at], moved)
 
 
 def described_caches(

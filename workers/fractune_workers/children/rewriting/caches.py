@@ -1,7 +1,8 @@
-"""Caches of decoders: an output that is an input and new rows behind it.
+"""Caches of decoders: an output that is an input and new rows behind it, or an input with new rows at some place.
 
-Such a concatenation becomes a kernel of its own, which no other operator is fused with. An entry of the compiled model
-writes the new rows into the caller's memory instead (`children/compiling/cache_in_place.py`).
+Such a concatenation becomes a kernel of its own, which no other operator is fused with. The importer emits a kernel of
+the second form. An entry of the compiled model writes the new rows into the caller's memory instead
+(`children/compiling/cache_in_place.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ from fractune_workers.children.rewriting.expressions import OPAQUE, has_fixed_sh
 _CACHES = "fractune.caches"
 """Attribute of `main`: JSON of its caches"""
 _PARTS = 2
+_APPENDS = "fractune.appends"
+APPENDS = {_APPENDS: 1, **OPAQUE}
+"""Attributes of a kernel. Its operands are new rows (batch, tokens, heads * width), the first places that they get
+(batch), and a cache before (batch, heads, rows, width). The cache behind has the same shape."""
+_ROWS_AXIS = 2
+_APPENDED = 3
 
 
 @dataclass(frozen=True)
@@ -41,12 +48,12 @@ def caches_of(mod: tvm.IRModule) -> list[Cache]:
 def with_caches(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with a kernel for each cache of `main`, which has an attribute for them."""
     main = mod["main"]
-    found = list(_found(main))
+    found = [*_found(main), *_appended(mod, main)]
     changed = mod.clone()
     changed.update_func(mod.get_global_var("main"), main.without_attr(_CACHES))
     if not found:
         return changed
-    appender = _Appender(changed, [call for call, _ in found])
+    appender = _Appender(changed, [call for call, _ in found if operator_of(call) == "concat"])
     appended = appender.visit_expr(changed["main"])
     text = json.dumps([vars(cache) for _, cache in found])
     appender.builder_.update_func(changed.get_global_var("main"), appended.with_attr(_CACHES, text))
@@ -55,18 +62,41 @@ def with_caches(mod: tvm.IRModule) -> tvm.IRModule:
 
 def _found(main: Any) -> Iterator[tuple[Any, Cache]]:
     """The concatenations that are caches: nothing else reads their inputs."""
-    values = {binding.var: binding.value for block in main.body.blocks for binding in block.bindings}
-    places = {_source(each, values): at for at, each in enumerate(_outputs(main.body.body, values))}
-    params, uses = {var: at for at, var in enumerate(main.params)}, _Uses()
-    for value in [*values.values(), main.body.body]:
-        uses.visit_expr(value)
-    for var, value in values.items():
-        if operator_of(value) != "concat" or var not in places or not has_fixed_shapes(value):
+    facts = _Facts(main)
+    for var, value in facts.values.items():
+        if operator_of(value) != "concat" or var not in facts.places or not has_fixed_shapes(value):
             continue
-        fields = values.get(value.args[0], value.args[0]).fields
-        if len(fields) == _PARTS and fields[0] in params and uses.count[fields[0]] == 1:
-            axis = int(value.attrs.axis) % len(shape_of(value))
-            yield value, Cache(params[fields[0]], places[var], axis)
+        fields = facts.values.get(value.args[0], value.args[0]).fields
+        if len(fields) == _PARTS and fields[0] in facts.own:
+            yield value, Cache(facts.own[fields[0]], facts.places[var], int(value.attrs.axis) % len(shape_of(value)))
+
+
+def _appended(mod: tvm.IRModule, main: Any) -> Iterator[tuple[Any, Cache]]:
+    """The calls of kernels that append at some place. A module may come from a file, so shapes are checked."""
+    facts = _Facts(main)
+    for var, value in facts.values.items():
+        if operator_of(value) != "call_tir" or _APPENDS not in (mod[value.args[0]].attrs or {}):
+            continue
+        operands = list(getattr(value.args[1], "fields", ()))
+        if len(operands) != _APPENDED or var not in facts.places or operands[2] not in facts.own:
+            continue
+        new, start, past = map(shape_of, operands)
+        fits = len(past) == 4 and new[::2] == (past[0], past[1] * past[3]) and start == past[:1] and new[1] <= past[2]
+        if fits and len(new) == _APPENDED and shape_of(value) == past and str(operands[1].ty.dtype) == "int32":
+            yield value, Cache(facts.own[operands[2]], facts.places[var], _ROWS_AXIS)
+
+
+class _Facts:
+    """Of `main`: its values by variable, the places of its outputs, and those of inputs that are read once."""
+
+    def __init__(self, main: Any) -> None:
+        self.values = {binding.var: binding.value for block in main.body.blocks for binding in block.bindings}
+        outputs = _outputs(main.body.body, self.values)
+        self.places = {_source(each, self.values): at for at, each in enumerate(outputs)}
+        uses = _Uses()
+        for value in [*self.values.values(), main.body.body]:
+            uses.visit_expr(value)
+        self.own = {var: at for at, var in enumerate(main.params) if uses.count[var] == 1}
 
 
 def _outputs(result: Any, values: Mapping[Any, Any]) -> list[Any]:

@@ -39,7 +39,7 @@ from fractune_workers.children.importing.onnx_graph import (
 )
 from fractune_workers.children.importing.onnx_models.decompositions import decomposed, renewed
 from fractune_workers.children.importing.onnx_models.onnx_loops import unrolled
-from fractune_workers.children.importing.operators import group_query, packed_weights, rotary
+from fractune_workers.children.importing.operators import gather_blocks, group_query, packed_weights, rotary
 from fractune_workers.children.importing.operators.quantization import QUANTIZED_LSTM, as_lstm
 
 _LARGEST = 65_536
@@ -71,6 +71,7 @@ _NEVER_COMPUTED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuant
 
 _INFERRED: Mapping[str, Callable[..., dict[str, onnx.TypeProto]]] = {
     **dict.fromkeys(packed_weights.PACKED_WEIGHTS, packed_weights.inferred),
+    "com.microsoft.GatherBlockQuantized": gather_blocks.inferred,
     "com.microsoft.GroupQueryAttention": group_query.inferred,
     "com.microsoft.RotaryEmbedding": rotary.inferred,
 }

@@ -33,6 +33,7 @@ from fractune_workers.children.importing.onnx_models.onnx_branches import BRANCH
 from fractune_workers.children.importing.onnx_models.sections import with_sections
 from fractune_workers.children.importing.operators.corrected import CORRECTED
 from fractune_workers.children.importing.operators.fourier import FOURIER
+from fractune_workers.children.importing.operators.gather_blocks import GATHER_BLOCKS
 from fractune_workers.children.importing.operators.group_query import GROUP_QUERY
 from fractune_workers.children.importing.operators.onnx_node import (
     AS_BYTES,
@@ -59,6 +60,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **BRANCHES,
     **CORRECTED,
     **FOURIER,
+    **GATHER_BLOCKS,
     **GROUP_QUERY,
     **INTEGER_PRODUCTS,
     **PACKED_WEIGHTS,

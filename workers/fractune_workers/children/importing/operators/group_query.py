@@ -19,6 +19,7 @@ from tvm import relax, te, tirx
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
 from fractune_workers.children.importing.operators.rotary import Turning, turned
 from fractune_workers.children.layouts.attention import Attention, attended
+from fractune_workers.children.rewriting.caches import APPENDS
 
 _PAST_KEY, _PAST_VALUE, _LENGTHS, _TOTAL, _COS, _SIN, _POSITIONS, _BIAS, _SINK = range(3, 12)
 _NORMS = (14, 15)
@@ -183,7 +184,8 @@ def _appended(node: OnnxNode, sizes: _Sizes, past: relax.Expr | None, new: relax
         return te.compute(shape, element, name="appended")
 
     operands = [new, start, *([] if past is None else [past])]
-    return node.emit(node.builder.call_te(appended, *operands, primfunc_name_hint="appended"))
+    hint: dict[str, Any] = {"primfunc_name_hint": "appended", "primfunc_attrs": APPENDS}
+    return node.emit(node.builder.call_te(appended, *operands, **hint))
 
 
 def _bias(node: OnnxNode, sizes: _Sizes) -> relax.Expr | None:

@@ -36,29 +36,29 @@ class Turning:
     """whether the data are (batch, heads, tokens, width); else (batch, tokens, heads * width)"""
 
     def turn(self, data: te.Tensor, cos: te.Tensor, sin: te.Tensor, positions: te.Tensor | None = None) -> te.Tensor:
-        """Tables are (positions, turned / 2), or (batch, tokens, turned / 2) without `positions`. Positions are those
-        of all tokens, or of the first token of each batch or of all. Outside of the tables the nearest row counts.
+        """The turned numbers of data with four axes, with two axes for them: pairs, and their two numbers.
+
+        Tables are (positions, turned / 2), or (batch, tokens, turned / 2) without `positions`. Positions are those of
+        all tokens, or of the first token of each batch or of all. Outside of the tables the nearest row counts.
         """
         half = self.turned // 2
-        dtype = str(data.dtype)
 
         def element(*at: Any) -> Any:
-            batch, token = (at[0], at[2]) if self.by_heads else (at[0], at[1])
-            place = tirx.indexmod(at[-1], self.width)
-            within = place if self.turned == self.width else tirx.min(place, self.turned - 1)
-            if self.interleaved:
-                pair, is_first, apart = tirx.indexdiv(within, 2), tirx.indexmod(within, 2) == 0, 1
-            else:
-                pair, is_first, apart = tirx.indexmod(within, half), within < half, half
+            batch, token = at[0], at[2 if self.by_heads else 1]
+            which, pair = at[3:] if not self.interleaved else at[:2:-1]
             row = self._row(cos, positions, batch, token)
             cosine, sine = (table(*row, pair).astype(_WIDE) for table in (cos, sin))
-            own = data(*at).astype(_WIDE)
-            # The sign is the sine's: TVM would load both partners to choose one, and one of them is out of bounds.
-            other = data(*at[:-1], at[-1] + tirx.Select(is_first, apart, -apart)).astype(_WIDE)
-            turned = own * cosine + other * tirx.Select(is_first, -sine, sine)
-            return (turned if within is place else tirx.Select(place < self.turned, turned, own)).astype(dtype)
+            own, other = (data(*at[:3], self._place(each, pair)).astype(_WIDE) for each in (which, 1 - which))
+            # By arithmetic: of a choice between two loads, TVM computes both, and one is out of bounds.
+            sign = (2 * which - 1).astype(_WIDE)
+            return (own * cosine + other * (sine * sign)).astype(data.dtype)
 
-        return te.compute(data.shape, element, name="rotary")
+        pairs = (half, 2) if self.interleaved else (2, half)
+        return te.compute((*data.shape[:3], *pairs), element, name="rotary")
+
+    def _place(self, which: Any, pair: Any) -> Any:
+        """Of a number in its head."""
+        return 2 * pair + which if self.interleaved else which * (self.turned // 2) + pair
 
     def _row(self, table: te.Tensor, positions: te.Tensor | None, batch: Any, token: Any) -> tuple[Any, ...]:
         if positions is None:
@@ -86,7 +86,20 @@ def turned(node: OnnxNode, turning: Turning, data: relax.Expr, *tables: relax.Ex
         raise node.refused(f"tables of shapes {shapes[0]} and {shapes[1]} for {half} angles; export it again")
     if positions and (len(shapes[0]) != 2 or shape_of(positions[0]) not in ([1], [batch], [batch, tokens])):
         raise node.refused(f"positions of shape {shape_of(positions[0])} for {[batch, tokens]} tokens; export it again")
-    return node.emit(node.builder.call_te(turning.turn, data, cos, sin, *positions, primfunc_name_hint="rotary"))
+    return _of_heads(node, turning, data, [cos, sin, *positions])
+
+
+def _of_heads(node: OnnxNode, turning: Turning, data: relax.Expr, tables: list[relax.Expr]) -> relax.Expr:
+    """The data turned, with the numbers that are not turned behind those that are."""
+    shape, width = shape_of(data), turning.width
+    heads = shape if turning.by_heads else [*shape[:2], shape[2] // width, width]
+    deep = node.emit(relax.op.reshape(data, heads))
+    made = node.emit(node.builder.call_te(turning.turn, deep, *tables, primfunc_name_hint="rotary"))
+    if turning.turned < width:
+        flat = node.emit(relax.op.reshape(made, [*heads[:3], turning.turned]))
+        rest = node.emit(relax.op.strided_slice(deep, [3], [turning.turned], [width]))
+        made = node.emit(relax.op.concat([flat, rest], axis=3))
+    return node.emit(relax.op.reshape(made, shape))
 
 
 def _embedding(positions: int, cos: int, sin: int, node: OnnxNode) -> relax.Expr:
