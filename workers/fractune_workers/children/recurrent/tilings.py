@@ -7,7 +7,7 @@ Each tiling is an implementation of the operator, with nothing left to decide. A
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log2
+from math import ceil, log2
 
 from tvm.target import Target
 
@@ -22,7 +22,8 @@ MOST = 16
 """of an operator"""
 _ENOUGH_SUMS = 8
 """Registers with sums that hide the latency of a multiply-add: 4 cycles, 2 of them at once"""
-_SPARE_REGISTERS = 4
+_MOST_ROWS = 6
+"""that are computed together at first: more read the weights less often, which hardly counts any more"""
 _FLOAT32_BYTES = 4
 _PARALLEL_UNITS_BYTES = 2**21
 """Recurrent weights of a single direction from which on several cores share a step, with a barrier behind it. Fewer are
@@ -35,17 +36,18 @@ def runs(tiling: Tiling, recurrence: Recurrence, target: Target) -> bool:
 
 
 def tiling_for(recurrence: Recurrence, target: Target) -> Tiling:
-    """As many sums as the registers hold, at least as many as hide the latency of a multiply-add. Whole numbers are
-    summed by the target's instructions for them, where it has any.
+    """Rows that share the weights which a step reads, as many as the registers hold, in tiles of about one size. And
+    enough sums to hide the latency of a multiply-add. Whole numbers are summed by the target's instructions for them,
+    where it has any.
     """
     unit = vector_unit(target)
     most, least = max(map(len, recurrence.phases)), min(map(len, recurrence.phases))
     width = element_bytes(recurrence.whole_weights or recurrence.dtype)
     lanes = _lanes(recurrence, unit)
-    registers = unit.registers - _SPARE_REGISTERS
-    rows = min(recurrence.batch, registers // most)
+    rows = next(each for each in range(_MOST_ROWS, 0, -1) if each == 1 or _registers(most, each) <= unit.registers)
+    rows = ceil(recurrence.batch / ceil(recurrence.batch / rows))
     vectors = 1
-    while least * vectors * rows < _ENOUGH_SUMS and 2 * most * vectors * rows <= registers:
+    while least * vectors * rows < _ENOUGH_SUMS and _registers(2 * most * vectors, rows) <= unit.registers:
         vectors *= 2
     shared = DIRECTIONS if recurrence.directions > 1 else ""
     if not shared and recurrence.gates * recurrence.units**2 * width >= _PARALLEL_UNITS_BYTES:
@@ -59,7 +61,6 @@ def tilings(recurrence: Recurrence, target: Target) -> dict[str, Tiling]:
     """The tilings to choose from by name, at most MOST: `tiling_for`, then its neighbours, the nearest first."""
     unit = vector_unit(target)
     first, lanes = tiling_for(recurrence, target), _lanes(recurrence, unit)
-    registers = unit.registers - _SPARE_REGISTERS
     gates = max(map(len, recurrence.phases))
 
     def fits(tiling: Tiling) -> bool:
@@ -68,7 +69,7 @@ def tilings(recurrence: Recurrence, target: Target) -> dict[str, Tiling]:
         return (
             0 < tiling.rows <= recurrence.batch
             and blocks >= (2 if tiling.parallel == UNITS else 1)
-            and gates * vectors * tiling.rows <= registers
+            and _registers(gates * vectors, tiling.rows) <= unit.registers
         )
 
     def distance(tiling: Tiling) -> float:
@@ -83,6 +84,13 @@ def tilings(recurrence: Recurrence, target: Target) -> dict[str, Tiling]:
     }
     chosen = sorted((each for each in made - {first} if fits(each)), key=lambda each: (distance(each), each.name))
     return {each.name: each for each in [first, *chosen][:MOST]}
+
+
+def _registers(vectors: int, rows: int) -> int:
+    """Registers of a tile with so many vectors of sums for each row: the sums, the weights that several rows share, and
+    a number of the state. LLVM keeps sums that do not fit in memory, which takes almost twice the time.
+    """
+    return vectors * rows + (vectors if rows > 1 else 0) + 1
 
 
 def _lanes(recurrence: Recurrence, unit: VectorUnit) -> int:

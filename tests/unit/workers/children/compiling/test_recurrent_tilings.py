@@ -35,7 +35,7 @@ from fractune_workers.children.recurrent.tilings import tiling_for, tilings
 from fractune_workers.children.recurrent.vectors import recurrence_in, with_tilings
 from fractune_workers.children.searching.child import SearcherChild
 from fractune_workers.children.tvm_api.compiled import build_object
-from fractune_workers.children.tvm_api.target import default_target, host_cpu, host_device
+from fractune_workers.children.tvm_api.target import default_target, host_cpu, host_device, parse_target
 from fractune_workers.children.tvm_api.traces import read_workload
 from tests.support.onnx_models import onnx_model, run_by_onnxruntime
 from tests.support.unoptimized import unoptimized
@@ -181,6 +181,21 @@ def test_the_numbers_to_measure_with_are_those_of_a_network(case: Case, measurer
 )
 def test_another_name_is_no_tiling(name: str) -> None:
     assert Tiling.named(name) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "batch", "expected"),
+    [("x86-64-v4", 64, (6, 16)), ("x86-64-v4", 8, (4, 16)), ("x86-64-v4", 1, (1, 32)), ("x86-64-v3", 64, (2, 8))],
+)
+def test_rows_share_weights_as_far_as_all_sums_stay_in_registers(
+    target: str, batch: int, expected: tuple[int, int]
+) -> None:
+    """Seven rows of four gates are 28 sums, and with four weights and a state more than 32 registers."""
+    activations = (Activation("sigmoid"), Activation("tanh"), Activation("tanh"))
+    found = tiling_for(
+        Recurrence("LSTM", 3, batch, 128, (False,), (activations,)), parse_target(f"llvm -mcpu={target}", 1)
+    )
+    assert (found.rows, found.units) == expected
 
 
 @pytest.mark.parametrize(
