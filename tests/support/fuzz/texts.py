@@ -13,6 +13,7 @@ from fractune_core.access.tls_files import read_authority, read_pair
 from fractune_core.access.tokens import TokenText, read_token_file
 from fractune_core.errors import BadRequest
 from fractune_core.fleet.redis_connection import no_redis
+from fractune_core.named_sizes import MOST_SIZE, NamedSizes
 from fractune_core.shares import parse_shares
 from fractune_server.services.paging import read_token, write_token
 from tests.support.fuzz.mutations import Mutator
@@ -52,6 +53,25 @@ _URLS = (
     ),
 )
 _TOKEN = TokenText("0123456789ab", "f" * 64).text
+
+
+_SIZES = (
+    *("s", "past", " + ", " - ", "*", " ", "+", "?", "-1", "a/b", "(", "ids:0", ":", "2147483647", "0", "1", "2", "7"),
+    *("|", "|", "|", "=", "\u0663", "9" * 40),
+)
+
+
+def _named_sizes(text: str) -> None:
+    """Names of axes, then `key=size`."""
+    *dims, last = text.split("|")
+    key, _, size = last.partition("=")
+    names = NamedSizes({"ids": dims, "mask": ["s", "past"]})
+    sizes = {key or "s": int(size)} if size.isascii() and size.isdecimal() else {"s": 3, "past": 4}
+    known = names.solved({"ids": [7]} if key else {}, sizes)
+    for name, axis in names.axes:
+        found = names.shape(name, known)[axis]
+        assert found is None or isinstance(found, int)
+    assert all(1 <= each <= MOST_SIZE for each in known.values())
 
 
 def _shares(text: str) -> None:
@@ -125,6 +145,7 @@ _PEM = b"-----BEGIN CERTIFICATE-----\nMIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8AMIIBCgKCAQ
 
 TARGETS = (
     Target("shares", lambda mutator: mutator.words(_WORDS, 8), _shares, weight=30),
+    Target("sizes by name", lambda mutator: mutator.words(_SIZES, 14), _named_sizes, weight=6),
     Target("page tokens", lambda mutator: mutator.text(mutator.random.choice(_PAGES)), _page, weight=6),
     Target("tokens", lambda mutator: mutator.text(_TOKEN), TokenText.parse, weight=10),
     Target("addresses of Redis", lambda mutator: mutator.text(mutator.random.choice(_URLS)), _address, weight=6),
