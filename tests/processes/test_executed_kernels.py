@@ -64,6 +64,7 @@ OTHERS = {
         lambda bb, x, w: bb.emit(relax.op.nn.conv2d(x, w, strides=2, padding=1, groups=16)),
         depthwise,
     ),
+    "two tiles of a warp": Operator(((32, 48), (48, 16)), OPERATORS["product"].emit, np.matmul),
     "a row of weights": Operator(((1, 256), (256, 64)), OPERATORS["product"].emit, np.matmul),
     "mean": Operator(((2, 24, 7, 9),), lambda bb, x: bb.emit(relax.op.mean(x, axis=[2, 3])), lambda x: x.mean((2, 3))),
     "pool": Operator(
@@ -152,6 +153,7 @@ _ALL = [
     ("whole numbers", "int8", "sm_90"),
     *((name, "float32", "sm_90") for name in OTHERS),
     *(("product", dtype, "sm_75") for dtype in ("float16", "float32")),
+    ("two tiles of a warp", "float16", "sm_90"),
 ]
 
 

@@ -177,6 +177,36 @@ def _options(mod: tvm.IRModule) -> dict[str, bool]:
     return {name: True for name, is_needed in needed.items() if is_needed}
 
 
+_READ = re.compile(r"\s*[a-z]+\d (v_\w*) = (\*\([a-z]+\d\*\)\(.*\));")
+"""A vector that TVM's generator of CUDA C reads from memory and names"""
+_VECTOR = re.compile(r"\bv_\w*")
+_BARRIER = "__syncthreads();"
+
+
+def with_fresh_reads(source: str) -> str:
+    """The CUDA C with vectors read again after a barrier.
+
+    TVM's generator gives equal expressions of a conversion one name, and a read of memory is an expression like any
+    other. Behind a barrier the memory has other numbers: the second of two tiles of sums was the first one again.
+    """
+    lines: list[str] = []
+    reads: dict[str, str] = {}
+    stale: set[str] = set()
+    for line in source.splitlines():
+        if line.startswith("}"):  # the end of a function
+            reads, stale = {}, set()
+        if found := _READ.fullmatch(line):
+            reads[found[1]] = found[2]
+            stale.discard(found[1])
+        elif stale:
+            old = stale.intersection(_VECTOR.findall(line))
+            lines += [f"  {name} = {reads[name]};" for name in sorted(old)]
+        if _BARRIER in line:
+            stale = set(reads)
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
 HOST_OBJECT, DEVICE_OBJECT = "host.o", "device.o"
 
 
@@ -215,7 +245,7 @@ def build_parts(mod: tvm.IRModule, target: tvm.target.Target, compiler: CudaComp
     arch, fast_math = str(target.attrs["arch"]), FAST_MATH in target.keys
 
     def compile_source(source: str) -> bytes:
-        return compiler.compile(source, arch, fast_math=fast_math)
+        return compiler.compile(with_fresh_reads(source), arch, fast_math=fast_math)
 
     return written(library), embed_cubin(packed(library), library.imports[0].inspect_source("cuda"), compile_source)
 

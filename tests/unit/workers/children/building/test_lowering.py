@@ -7,7 +7,7 @@ import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 
-from fractune_workers.children.building.cuda import lowering_context
+from fractune_workers.children.building.cuda import lowering_context, with_fresh_reads
 from fractune_workers.children.tvm_api.functions import ASYNC_COPIES
 
 STORAGE, ASYNC = "tirx.disable_storage_rewrite", "tirx.use_async_copy"
@@ -42,3 +42,13 @@ def test_options_follow_from_the_schedule_and_others_stay(mod: tvm.IRModule, nee
         context = lowering_context(mod)
     assert context.opt_level == 3
     assert dict(context.config) == {"tirx.disable_vectorize": True, **dict.fromkeys(needed, True)}
+
+
+def test_a_vector_is_read_again_behind_a_barrier() -> None:
+    """TVM's generator names a read of memory once; `test_executed_kernels.py` runs such kernels."""
+    read = "  float2 v_1 = *(float2*)(((float*)tile) + (((int)threadIdx.x) * 2));"
+    again = read.replace("float2 v_1", "v_1", 1)
+    use, barrier, other = "  one.x = (half)(v_1.x);", "  __syncthreads();", "  two.x = v_10.x;"
+    assert with_fresh_reads(f"{read}\n{use}\n") == f"{read}\n{use}\n"
+    given = [read, use, barrier, other, use, read, use, "}", use]
+    assert with_fresh_reads("\n".join(given)).splitlines() == [*given[:4], again, *given[4:]]
