@@ -9,14 +9,15 @@ import pytest
 import redis
 
 from fractune_server.store.blob_files import BlobStore
-from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.store import Store
 from fractune_server.transport.context import ServerContext
 from tests.support.secret import SECRET
+from tests.support.store_contract import make_tables
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(sqlite_url(tmp_path))
+    made = Store(make_tables(tmp_path))
     yield made
     made.close()
 

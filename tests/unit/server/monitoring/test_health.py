@@ -20,10 +20,11 @@ from fractune_core.names import HealthPart
 from fractune_server.monitoring.endpoint import Endpoint
 from fractune_server.monitoring.health import SILENCE_S, Health
 from fractune_server.store.blob_files import BlobStore
-from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.store import Store
 from fractune_server.transport.context import ServerContext
 from tests.support.processes.redis_process import running_redis
 from tests.support.secret import SECRET
+from tests.support.store_contract import make_tables
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 OURS = "fractune.v1.JobService"
@@ -53,7 +54,7 @@ class Parts:
 
 @contextlib.contextmanager
 def running_parts(url: str, folder: Path) -> Iterator[Parts]:
-    store = Store(sqlite_url(folder))
+    store = Store(make_tables(folder))
     with redis.Redis.from_url(url, retry=None) as connection:
         yield Parts(ServerContext(store, connection, BlobStore(folder), SECRET))
     store.close()
