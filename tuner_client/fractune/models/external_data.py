@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 from fractune_core.errors import BadModel, shortened
 from fractune_core.files.onnx_file import DEEPEST, INSIDE, MESSAGE, NUMBERS, Field, Walk, varint_bytes, walk
 
-_MOST_BYTES = 2**31 - 1
+MOST_BYTES = 2**31 - 1
 """of a protobuf message"""
 _BLOCK_BYTES = 1 << 20
 _LOCATION = b"location"
@@ -46,7 +46,7 @@ def write_one_file(path: Path, target: Path) -> None:
             raise BadModel("is not an ONNX file")
         parts = list(_Joining(found, path.parent).parts("model", 0, found.size, 0))
         total = sum(map(_size, parts))
-        if total > _MOST_BYTES:
+        if total > MOST_BYTES:
             size = f"{total / 2**30:.1f} GiB"
             raise BadModel(f"has {size} with its weights, and at most 2 are supported; export it in float16")
         try:
