@@ -106,9 +106,11 @@ def main() -> None:
     )
     args = parser.parse_args()
     names = ["squeezenet"] if args.quick else args.models.split(",")
-    rows = [row for name in names for row in _rows(find_model(name))]
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        rows += _rows(find_model(name))
+        write_result("kernels", args, {"kinds": kinds(rows), "operators": rows})
     paired = sorted((each for each in rows if each["openvino_s"]), key=lambda each: -each["secs"])[: args.most]
-    write_result("kernels", args, {"kinds": kinds(rows), "operators": rows})
     print_tables(kinds(rows), paired)
 
 
