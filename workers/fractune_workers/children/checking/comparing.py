@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,7 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.files.checked import Checked
 from fractune_core.host.denormals import with_denormals
 from fractune_core.model_inputs import constants_in, fitting_shape, parse_numbers, shapes_in
+from fractune_core.names import UNTUNED_VARIANT
 from fractune_runtime.cpu import OnCpu
 from fractune_runtime.right_outputs import Deadline, Feed, moved_outputs
 from fractune_runtime.tvm_runtime.runtime import load_runtime
@@ -93,8 +95,8 @@ def imported(model: onnx.ModelProto, inputs: Mapping[str, Sequence[int]], target
     return run
 
 
-COMPARING_S, BISECTING_S = 60.0, 150.0
-"""after which no further run begins"""
+COMPARING_S, BISECTING_S, UNTUNED_S = 60.0, 150.0, 10.0
+"""after which no further run begins; of the untuned variant, on other inputs than the first"""
 _FEWEST_MOVES = 2
 """runs on moved inputs and weights with which there is a verdict"""
 _NO_TIME = f"the {COMPARING_S:.0f} s for this check were over"
@@ -157,10 +159,7 @@ class Comparison:
             if self._deadline.left_s <= 0:
                 found.skipped[name] = _NO_TIME
                 continue
-            candidate = load()
-            for each in sets:
-                if each.name not in found.skipped:
-                    self._compare(name, candidate, each, answers, found)
+            self._compare_on(sets, name, load(), answers, found)
             found.variants.append(name)
         runs = _different([answer for each, answer in answers.values() if not each.is_extreme])
         if blank := nothing_shown(runs):
@@ -182,6 +181,23 @@ class Comparison:
         pairs = zip(own, _paired(own, [spec.name for spec in self._specs]), strict=True)
         within = self._within or {}
         return {name: (within[there].start, within[there].stop - 1) for name, there in pairs if there in within}
+
+    def _compare_on(
+        self,
+        sets: Sequence[InputSet],
+        variant: str,
+        candidate: Candidate,
+        answers: dict[str, tuple[InputSet, _Answers]],
+        found: _Found,
+    ) -> None:
+        """A slow untuned variant, which serves in need alone, is compared on the first inputs."""
+        begun_s = time.monotonic()
+        for number, each in enumerate(sets):
+            if variant == UNTUNED_VARIANT and number and time.monotonic() - begun_s > UNTUNED_S:
+                found.skipped[f"{variant} beyond {sets[0].name} inputs"] = "it is slow"
+                break
+            if each.name not in found.skipped:
+                self._compare(variant, candidate, each, answers, found)
 
     def _compare(
         self,

@@ -214,6 +214,16 @@ def test_no_run_begins_after_the_deadline(network: tuple[Path, Path], monkeypatc
     assert "were over" in found.line
 
 
+def test_a_slow_untuned_variant_is_compared_on_the_first_inputs(
+    network: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "UNTUNED_S", -1.0)
+    found = checked(*network)
+    assert "untuned" in found.variants
+    assert found.skipped["untuned beyond random inputs"] == "it is slow"
+    assert "random" in found.sets
+
+
 def test_a_model_that_is_not_onnx_is_named_as_not_compared(network: tuple[Path, Path], tmp_path: Path) -> None:
     other = tmp_path / "m.json"
     other.write_text("{}")
