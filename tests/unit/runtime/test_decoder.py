@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import fractune
 from fractune_core.errors import BadRequest
 from fractune_runtime.decoder import DecoderSession
 from tests.support.cached_decoders import ByOnnxRuntime, compile_decoder, write_decoder
+from tests.support.paths import REPOSITORY
 from tests.support.real_bundle import compile_small
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -21,7 +23,7 @@ Pair = tuple[DecoderSession, ByOnnxRuntime]
 def joined(folder: Path, buckets: Sequence[tuple[int, int]]) -> tuple[Path, fractune.JoinedBundle]:
     model = write_decoder(folder / "decoder.onnx")
     bundles = [compile_decoder(model, past, tokens) for past, tokens in buckets]
-    return model, fractune.join(bundles, out=folder / "joined.fractune")
+    return model, fractune.join(bundles, out=folder / "decoder.fractune")
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +76,25 @@ def test_errors_are_one_clear_line_and_leave_the_cache_unchanged(pair: Pair) -> 
     assert session.length == 11
 
 
+def test_the_page_on_small_language_models(
+    decoder: tuple[Path, fractune.JoinedBundle], monkeypatch: pytest.MonkeyPatch, pair: Pair
+) -> None:
+    page = (REPOSITORY / "docs/running.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page.partition("## A small language model")[2], re.DOTALL)
+    monkeypatch.chdir(decoder[1].path.parent)
+    names = {"prompt": PROMPT}
+    exec(code, names)  # noqa: S102  the page's own
+    wanted, logits = [], pair[1].logits(*PROMPT)
+    for _ in range(20):
+        wanted.append(int(logits.argmax()))
+        logits = pair[1].logits(wanted[-1])
+    assert names["answer"] == wanted
+
+
 def test_a_cache_of_all_rows_stays_where_it_is(tmp_path: Path) -> None:
     model = write_decoder(tmp_path / "decoder.onnx", grouped=True)
     bundles = [compile_decoder(model, 32, tokens, grouped=True) for tokens in (1, 8)]
-    session = fractune.load(fractune.join(bundles, out=tmp_path / "joined.fractune")).decoder()
+    session = fractune.load(fractune.join(bundles, out=tmp_path / "decoder.fractune")).decoder()
     agrees((session, ByOnnxRuntime(model)), PROMPT, 20)
     with pytest.raises(BadRequest, match="the cache is full: 31 tokens and 2 more"):
         session.prefill([1, 2])
