@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -80,25 +81,32 @@ def pack_all(carried: Path, content: Content = DAY) -> None:
 
 
 def pack_second(carried: Path, given_back: Path, content: Content = DAY) -> None:
-    """Fill the folder for call B, from the times of call A: a bundle, and candidates of a search that knows them."""
+    """Fill the folder for call B, from the times of call A: a bundle, and candidates of a search that knows them. What
+    only call A needs is removed.
+    """
     with tempfile.TemporaryDirectory(prefix="fractune-day-") as made:
         with tarfile.open(given_back) as archive:
             archive.extractall(made, filter="data")
         encoder = Path(made, "encoder.onnx")
         save_encoder(encoder, content.encoder)
-        make_bundle(encoder, records_in(Path(made, "encoder.times")), carried / BUNDLE)
+        bundle = Path(made, BUNDLE)
+        make_bundle(encoder, records_in(Path(made, "encoder.times")), bundle)
+        _compress(bundle, carried)
         table, state = save_model(Path(made, "table.onnx"), content.operations, "float16"), Path(made, "state")
         _log_import(Path(made, "table.times"), state)
         options: dict[str, Any] = {"candidates": content.second, "only": "matmul,conv2d", "seed": 1, "force": True}
         second = Path(made, "second.pack")
         pack(table, target=_TARGET, out=second, state=state, **options)
         _compress(second, carried)
+    for name in ("probe", "table", "encoder"):  # of call A alone
+        (carried / f"{name}.pack.xz").unlink(missing_ok=True)
+    shutil.rmtree(carried / FOLDER, ignore_errors=True)
     check_size(carried)
 
 
-def _compress(pack_file: Path, carried: Path) -> None:
-    """As `NAME.pack.xz`: machine code becomes a fraction."""
-    (carried / f"{pack_file.name}.xz").write_bytes(lzma.compress(pack_file.read_bytes()))
+def _compress(file: Path, carried: Path) -> None:
+    """As `NAME.xz`: packs become a tenth."""
+    (carried / f"{file.name}.xz").write_bytes(lzma.compress(file.read_bytes()))
 
 
 def _log_import(times: Path, state: Path) -> None:
@@ -142,13 +150,20 @@ def make_bundle(model: Path, records: Sequence[TuningRecord], out: Path) -> None
 
 
 def save_encoder(path: Path, sizes: Encoder) -> None:
-    """In half precision; its weights follow from its sizes, so that they need not be carried."""
+    """In half precision; its weights follow from its sizes, so that the file need not be carried. They have two bits of
+    a mantissa, so that a bundle of them compresses well.
+    """
     import onnx
 
     from benchmarks.gpu.table.whole import halved
 
     sizes.save(path)
-    onnx.save(halved(onnx.load(path)), path)
+    model = halved(onnx.load(path))
+    for tensor in model.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT16 and len(tensor.dims) > 1:
+            bits = onnx.numpy_helper.to_array(tensor).view("uint16") & 0xFF00
+            tensor.CopyFrom(onnx.numpy_helper.from_array(bits.view("float16"), tensor.name))
+    onnx.save(model, path)
 
 
 def sizes_of(carried: Path) -> Encoder:

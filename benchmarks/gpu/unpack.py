@@ -1,4 +1,4 @@
-"""The step `unpack`: the carried wheels become a folder on PYTHONPATH, and the packs are decompressed. The standard
+"""The step `unpack`: the carried wheels become a folder on PYTHONPATH, and packs are decompressed. The standard
 library alone.
 """
 
@@ -16,7 +16,7 @@ def main() -> None:
     carried, work = Path(options["--carried"]), Path(options["--work"])
     packages = work / "packages"
     packages.mkdir()
-    for path in carried.glob("*.pack.xz"):
+    for path in carried.glob("*.xz"):
         with lzma.open(path) as packed, (work / path.stem).open("wb") as file:
             shutil.copyfileobj(packed, file)
     wheels = sorted((carried / "wheels").glob("*.whl"))

@@ -19,9 +19,9 @@ def main() -> None:
     save_encoder(model, sizes_of(given.carried))
     found: dict[str, Any] = {}
     faults: list[str] = []
-    with given.pack("encoder") as (_, folder):
+    with given.pack("second") as (_, folder):
         for left, share in zip(range(len(WHOLE_SHARES), 0, -1), WHOLE_SHARES, strict=True):
-            asked = {"share": share, "bundle": str(given.carried / BUNDLE), "model": str(model)}
+            asked = {"share": share, "bundle": str(given.work / BUNDLE), "model": str(model)}
             try:
                 with confined(Share.parse(share), folder) as child:
                     answer = child.call("hold_whole", given.left_s / left, **asked)

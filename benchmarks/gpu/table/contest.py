@@ -131,7 +131,7 @@ def _contestants(
         y = blank()
         library = load_objects([Path(path).read_bytes()])
         contestants[name] = Contestant(partial(library["main"], x, w, y), partial(processor.read, y))
-    task = Task(operation, dtype, is_last, x, w, blank(), lambda count: processor.tensor(np.empty(count, np.int8)))
+    task = Task(operation, dtype, is_last, x, w, blank(), processor)
     _join(contestants, found, peer, partial(PEERS[peer], task))
     return found | judged_and_timed(contestants, expected, allowed(described), processor.sync)
 

@@ -14,11 +14,16 @@ from ctypes import byref, c_float, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from benchmarks.gpu.table.operations import Operation
 from fractune_core.cuda import toolkit_roots
 from fractune_workers.children.tvm_api.keep_out import let_torch_in
+
+if TYPE_CHECKING:
+    from fractune_workers.children.tvm_api.processor import Processor
 
 CUDA = "cuda"
 """what PyTorch and ONNX Runtime call a GPU"""
@@ -56,8 +61,16 @@ class Task:
     x: Any
     w: Any
     y: Any
-    empty: Callable[[int], Any]
-    """so many bytes on the device"""
+    processor: Processor
+    """that these tensors are on"""
+
+    def output(self) -> Any:
+        """`y` as an array, once all that was launched has ended."""
+        return self.processor.read(self.y)
+
+    def empty(self, count: int) -> Any:
+        """So many bytes on the device."""
+        return self.processor.tensor(np.empty(count, np.int8))
 
 
 def nvidia(task: Task) -> Contestant:
@@ -73,9 +86,11 @@ def nvidia(task: Task) -> Contestant:
 
 def simulated(task: Task) -> Contestant:
     """NumPy in the place of a library, for the rehearsal."""
-    x, w = task.x.numpy(), task.w.numpy()
+    x, w = map(task.processor.read, (task.x, task.w))
     result = partial(task.operation.result, x, w, channels_last=task.channels_last)
-    return Contestant(lambda: task.y.copyfrom(result().astype(task.dtype)), task.y.numpy, "simulated by NumPy")
+    return Contestant(
+        lambda: task.processor.write(task.y, result().astype(task.dtype)), task.output, "simulated by NumPy"
+    )
 
 
 PEERS: dict[str, Callable[[Task], Contestant]] = {"nvidia": nvidia, "simulated": simulated}
@@ -138,7 +153,7 @@ def cublas(task: Task, library: Any) -> Contestant:
         *(_pointer(task.w), kind, columns, _pointer(task.x), kind, terms, byref(zero)),
         *(_pointer(task.y), kind, columns, _COMPUTE_32F, _GEMM_DEFAULT),
     )
-    return Contestant(call, task.y.numpy, f"cuBLAS {version.value}")
+    return Contestant(call, task.output, f"cuBLAS {version.value}")
 
 
 class Algorithm(ctypes.Structure):
@@ -181,7 +196,7 @@ def cudnn(task: Task, library: Any) -> Contestant:
     def call(_held: object = space) -> None:  # the work space lives as long as the contestant
         convolve()
 
-    return Contestant(call, task.y.numpy, f"cuDNN {library.cudnnGetVersion()}, legacy interface")
+    return Contestant(call, task.output, f"cuDNN {library.cudnnGetVersion()}, legacy interface")
 
 
 def _function(library: Any, name: str) -> Callable[..., None]:

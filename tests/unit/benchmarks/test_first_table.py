@@ -20,6 +20,7 @@ from benchmarks.gpu.table.peers import Algorithm, Contestant, PeerMissing, Task,
 from benchmarks.gpu.table.verdicts import Verdict, verdicts, wrong
 from benchmarks.gpu.table.whole import halved
 from benchmarks.support.transformer import Encoder
+from fractune_workers.children.tvm_api.processor import cpu_processor
 from tests.support.hardware.simulated_libraries import SimulatedCublas, SimulatedCudnn, convolution
 
 PRODUCT = Operation("product", "made up", (3, 5), (5, 7))
@@ -71,7 +72,7 @@ def task(operation: Operation, dtype: str, *, channels_last: bool = False) -> tu
     x, w = operands(operation, dtype, channels_last=channels_last)
     expected = operation.result(x, w, channels_last=channels_last)
     x, w, y = (tvm.runtime.tensor(each) for each in (x, w, np.full(expected.shape, np.nan, dtype)))
-    made = Task(operation, dtype, channels_last, x, w, y, lambda count: tvm.runtime.tensor(np.empty(count, "int8")))
+    made = Task(operation, dtype, channels_last, x, w, y, cpu_processor())
     return made, expected
 
 

@@ -18,6 +18,7 @@ from benchmarks.gpu.table.operations import Operation
 from benchmarks.gpu.table.peers import PeerMissing, Task, by_torch, imported_torch
 from benchmarks.gpu.table.whole import WHOLE, as_torch, by_onnxruntime, by_torch_compile, halved
 from benchmarks.support.transformer import Encoder
+from fractune_workers.children.tvm_api.processor import cpu_processor
 
 pytestmark = pytest.mark.long
 
@@ -41,7 +42,7 @@ def test_torch_computes_the_operator(operation: Operation, dtype: str, *, channe
         x, w = (np.moveaxis(each, 1, -1).copy() for each in (x, w))
     expected = operation.result(x, w, channels_last=channels_last)
     x, w, y = (tvm.runtime.tensor(each) for each in (x, w, np.full(expected.shape, np.nan, dtype)))
-    peer = by_torch(Task(operation, dtype, channels_last, x, w, y, lambda count: np.empty(count, "int8")), CPU)
+    peer = by_torch(Task(operation, dtype, channels_last, x, w, y, cpu_processor()), CPU)
     peer.call()
     np.testing.assert_allclose(
         peer.output(), expected, atol=(2e-3 if dtype == "float16" else 1e-6) * abs(expected).max()
