@@ -138,8 +138,9 @@ def compiled(prepared: tvm.IRModule, inputs: list[Array]) -> list[Array]:
 
 
 def kernels(mod: tvm.IRModule) -> list[str]:
-    """Those that concatenate."""
-    return [str(name.name_hint) for name in mod.get_global_vars() if "concat" in name.name_hint]
+    """Those that concatenate, or append to a cache."""
+    names = [str(name.name_hint) for name in mod.get_global_vars()]
+    return [name for name in names if "concat" in name or "cache" in name]
 
 
 def branches(net: Network, x: Any, y: Any) -> Any:
