@@ -163,12 +163,17 @@ def _cache_complaints(manifest: dict[str, Any]) -> Iterator[str]:
     """Each cache is an input and an output. They differ in the rows along one axis alone, and the output has more; or
     they have the same shape, and the new rows have places there.
     """
-    shapes = [{each["name"]: each["shape"] for each in manifest[field]} for field in ("inputs", "outputs")]
-    if not _list_of(_is_object)(manifest.get("caches", [])):
-        yield "'caches' is not a list of objects"
+    inputs, outputs = ({each["name"]: each["shape"] for each in manifest[field]} for field in ("inputs", "outputs"))
+    caches = manifest.get("caches", [])
+    if not _list_of(_is_object)(caches) or not all(
+        isinstance(each.get(key), str) for each in caches for key in ("input", "output")
+    ):
+        yield "'caches' is not a list of objects with an input and an output"
         return
-    for cache in manifest.get("caches", []):
-        past, present, axis = shapes[0].get(cache.get("input")), shapes[1].get(cache.get("output")), cache.get("axis")
+    if len({each["input"] for each in caches}) < len(caches):
+        yield "two of 'caches' have one input"
+    for cache in caches:
+        past, present, axis = inputs.get(cache["input"]), outputs.get(cache["output"]), cache.get("axis")
         if past is None or present is None or type(axis) is not int or not 0 <= axis < len(past):
             yield "'caches' name an input, an output or an axis that is not there"
         elif len(past) != len(present) or None in (*past, *present) or past[axis] > present[axis]:

@@ -299,6 +299,8 @@ def test_another_format_says_what_to_do(number: Any, do: str) -> None:
         ({"model": {"name": "m", "sha256": "", "metadata": {"custom_metadata_map": {"a": 1}}}}, "'model' is not"),
         ({"target": "\u202e"}, "'target' is not the JSON of a target"),
         ({"slots": ["\x1b[2J"], "apart": []}, "'slots' and 'apart' are not"),
+        ({"caches": [{"input": [], "output": "y", "axis": 0}]}, "'caches' is not a list of objects"),
+        ({"caches": [{"input": "x", "output": "none", "axis": 0}]}, "'caches' name an input, an output or an axis"),
         ({"shares": {}}, "the variant 'cpu:1' is not among 'shares'"),
         ({"variants": []}, "'variants' is not"),
         (
