@@ -33,7 +33,7 @@ waits"""
 _KINDS_OF_DLPACK = "fiub"
 """NumPy's kinds of types that its DLPack knows; other types of models (bfloat16) pass as bytes"""
 _SMALL_BYTES = 1 << 16
-"""of all inputs: copies of them take no longer than the tensors of one call"""
+"""of one input: to copy it takes no longer than to make a tensor over it"""
 _MOST_BYTES = 1 << 23
 """of all inputs: calls of several threads make larger copies side by side"""
 
@@ -418,8 +418,10 @@ class KeptInputs:
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         memory = [(spec.name, array_of(spec)) for spec in specs]
-        self._kept = [(name, array, array.dtype, array.shape, as_tensor(name, array)) for name, array in memory]
-        self._copies_all = _bytes_of(specs) <= _SMALL_BYTES
+        self._kept = [
+            (name, array, array.dtype, array.shape, as_tensor(name, array), array.nbytes <= _SMALL_BYTES)
+            for name, array in memory
+        ]
 
     def tensors(self, inputs: Any) -> list[Any] | None:
         """The inputs as tensors: copies, but of large inputs no copies where their own memory will do. None for
@@ -428,11 +430,11 @@ class KeptInputs:
         if type(inputs) is not dict or len(inputs) != len(self._kept):
             return None
         tensors = []
-        for name, memory, dtype, shape, tensor in self._kept:
+        for name, memory, dtype, shape, tensor, is_small in self._kept:
             given: Any = inputs.get(name)
             if type(given) is not type(memory) or given.shape != shape or given.dtype != dtype:
                 return None
-            if self._copies_all or not fits(given):
+            if is_small or not fits(given):
                 memory[...] = given
                 tensors.append(tensor)
             else:
@@ -445,13 +447,13 @@ class KeptInputs:
         """
         if type(inputs) is not dict or len(inputs) != len(self._kept):
             return None
-        for name, memory, dtype, shape, _ in self._kept:
+        for name, memory, dtype, shape, *_ in self._kept:
             given: Any = inputs.get(name)
             if type(given) is not type(memory) or given.dtype != dtype or not _holds(shape, given.shape):
                 return None
             memory[...] = pad.get(name, 0)
             memory[tuple(map(slice, given.shape))] = given
-        return [tensor for *_, tensor in self._kept]
+        return [tensor for *_, tensor, _ in self._kept]
 
 
 def _holds(shape: Sequence[int], smaller: Sequence[int]) -> bool:
