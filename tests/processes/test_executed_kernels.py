@@ -57,7 +57,32 @@ def softmax(x: Array) -> Array:
     return powers / powers.sum(-1, keepdims=True)
 
 
+def layer_norm(x: Array, scale: Array, bias: Array) -> Array:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON) * scale + bias
+
+
+def transposed_convolution(x: Array, weights: Array) -> Array:
+    """With a stride of 2 and no padding."""
+    rows, columns = (2 * (extent - 1) + 3 for extent in x.shape[2:])
+    y = np.zeros((len(x), weights.shape[1], rows, columns))
+    for i, j in np.ndindex(3, 3):
+        y[:, :, i : i + rows - 2 : 2, j : j + columns - 2 : 2] += np.einsum("nchw,co->nohw", x, weights[:, :, i, j])
+    return y
+
+
+EPSILON = 1e-5
 OTHERS = {
+    "layer norm": Operator(
+        ((12, 96), (96,), (96,)),
+        lambda bb, x, scale, bias: bb.emit(relax.op.nn.layer_norm(x, scale, bias, axes=[-1], epsilon=EPSILON)),
+        layer_norm,
+    ),
+    "transposed convolution": Operator(
+        ((1, 8, 7, 6), (8, 4, 3, 3)),
+        lambda bb, x, w: bb.emit(relax.op.nn.conv2d_transpose(x, w, strides=2)),
+        transposed_convolution,
+    ),
     "softmax": Operator(((24, 100),), lambda bb, x: bb.emit(relax.op.nn.softmax(x)), softmax),
     "depthwise": Operator(
         ((1, 16, 15, 15), (16, 1, 3, 3)),
