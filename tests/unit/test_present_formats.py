@@ -28,7 +28,7 @@ def test_a_log_a_bundle_and_a_job_file_of_the_present_formats_open(
     assert [from_proto(TuningRecord, part.record) for part in read_jsonl(EXPORT)] == RECORDS
 
     # The code needs x86-64-v2 alone; its times are those of the machine that made it.
-    monkeypatch.setattr(cpu, "host_isa", lambda facts: open_bundle(BUNDLE).manifest["device"]["isa"])
+    monkeypatch.setattr(cpu, "host_isa", lambda _: open_bundle(BUNDLE).manifest["device"]["isa"])
     np.testing.assert_allclose(product_of(BUNDLE), INPUT @ WEIGHTS, rtol=1e-5)
 
     ((model, *options),), hours = read_job(JOB)
