@@ -206,8 +206,9 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
         name, count = readers.most_common(1)[0]
         raise ValueError(f"'{name}' is read by {count:,} nodes, which takes onnxslim a time that grows with the square")
     with _one_thread():
-        # It would make one constant of 0.0 and -0.0.
-        return onnxslim.slim(model, skip_optimizations=["weight_tying"])
+        # It would make one constant of 0.0 and -0.0. All shapes are known: to infer them again, it copies the weights
+        # for many a node.
+        return onnxslim.slim(model, no_shape_infer=True, skip_optimizations=["weight_tying"])
 
 
 def _share_weights(graph: onnx.GraphProto) -> None:
