@@ -130,7 +130,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def search() -> Iterator[Child]:
-    child = Child("fractune_workers.children.searching.child", ["2"])
+    """Of one thread: two draw other candidates each time."""
+    child = Child("fractune_workers.children.searching.child", ["1"])
     yield child
     child.stop()
 
