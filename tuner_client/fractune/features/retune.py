@@ -13,7 +13,7 @@ from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.running import rerun_job
 from fractune.sessions.session import PathText, PlaceOptions, tuning_session
 from fractune.text.rendering import Column, Table
-from fractune.text.text import disturbed_notes, marked_time, ratio_text
+from fractune.text.text import disturbed_notes, marked_time, ratio_text, untuned_notes
 from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable, one_line
 from fractune_core.files.buckets import shape_text
 from fractune_core.jobs import JobSpec, JobState
@@ -65,7 +65,7 @@ class RetuneResult:
         )
         pairs = [pair for each in self.models for pair in _rows(each)]
         results = [each for model in self.models if model.job for each in model.job.results]
-        notes = disturbed_notes(results)
+        notes = (*untuned_notes(results), *disturbed_notes(results))
         return Table(columns, tuple(cells for cells, _ in pairs), tuple(row for _, row in pairs), notes=notes)
 
 
@@ -181,7 +181,7 @@ def _rows(each: Retuned) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
                 jobs,
                 each.job.name,
                 at.share,
-                marked_time(at.untuned_s, at_most=at.is_disturbed),
+                marked_time(at.untuned_s, at_most=at.is_untuned_at_most),
                 marked_time(at.tuned_s, at_most=at.is_disturbed),
                 ratio_text(at.untuned_s, at.tuned_s),
             ),

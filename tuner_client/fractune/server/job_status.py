@@ -17,7 +17,7 @@ from fractune_core.disturbed import is_disturbed, kept_part
 from fractune_core.errors import JobCancelled, JobFailed, error_from_name, one_line
 from fractune_core.files.checked import Checked
 from fractune_core.jobs import JobSpec, JobState, Priority
-from fractune_core.names import Collection
+from fractune_core.names import UNTUNED_VARIANT, Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 from fractune_core.served import ServiceGoal
@@ -61,7 +61,7 @@ class ShareResult:
     granted: GrantedShare
     """the share that the measurer proved from inside"""
     untuned_s: float
-    """median latency without tuning, in seconds"""
+    """median latency without tuning, in seconds; see `is_untuned_summed`"""
     tuned_s: float
     """median latency of the variant for this share, in seconds"""
     run_secs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -89,6 +89,16 @@ class ShareResult:
     def is_disturbed(self) -> bool:
         """Whether other programs made these times too long. Then the model takes at most that, and `best` is empty."""
         return is_disturbed(self.others_cores)
+
+    @property
+    def is_untuned_summed(self) -> bool:
+        """Whether `untuned_s` is the sum of its operators' times: untuned, the whole model was too slow to run."""
+        return bool(self.run_secs) and UNTUNED_VARIANT not in self.run_secs
+
+    @property
+    def is_untuned_at_most(self) -> bool:
+        """Whether other programs made `untuned_s` too long. A sum is of operators that were timed before."""
+        return self.is_disturbed and not self.is_untuned_summed
 
     @property
     def cores(self) -> int:

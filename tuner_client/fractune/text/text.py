@@ -136,6 +136,23 @@ def marked_time(secs: float | None, *, launch_bound: bool | None = None, at_most
     return f"{_AT_MOST if at_most and text != _UNKNOWN else ''}{text}{_MARK if launch_bound else ''}"
 
 
+class UntunedAt(Protocol):
+    """An untuned time at a share."""
+
+    @property
+    def share(self) -> str: ...
+    @property
+    def is_untuned_summed(self) -> bool:
+        """of its operators' times"""
+
+
+def untuned_notes(found: Iterable[UntunedAt]) -> tuple[str, ...]:
+    """The note on untuned times that are sums, if there are any."""
+    at = ", ".join(dict.fromkeys(each.share for each in found if each.is_untuned_summed))
+    why = "untuned, the whole model is more than ten times as slow and did not run"
+    return (f"note: at {at} the untuned time is the sum of its operators' times: {why}",) if at else ()
+
+
 class TimedAt(Protocol):
     """Times at a share."""
 

@@ -28,6 +28,7 @@ from fractune_core.errors import BadBundle
 from fractune_core.files import manifests
 from fractune_core.files.archives import Archive, BadArchive
 from fractune_core.files.sealed import COMMENT, MANIFEST, SIGNATURE, CheckSignature, SealedFile, write_sealed
+from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.served import Served, ServiceGoal
 
 FORMAT = 3
@@ -207,6 +208,14 @@ class Bundle(SealedFile):
         held, units = self.manifest.get(field, {}), self.units(mechanism)
         known = {share: {name: secs for name, secs in times.items() if secs > 0} for share, times in held.items()}
         return {units[share]: times for share, times in known.items() if times and share in units}
+
+    def untuned_sum_s(self, share: str = "") -> float:
+        """Seconds of the untuned variant's operators, one after the other, at the share; where they were not measured
+        there, the least of those at other shares. 0 = not known.
+        """
+        rows = self.manifest.get("measured", {}).items()
+        sums: dict[str, float] = {at: times[UNTUNED_VARIANT] for at, times in rows if times.get(UNTUNED_VARIANT)}
+        return sums.get(share, min(sums.values(), default=0.0))
 
     def timed(self, mechanism: str, *, disturbed: bool = False) -> dict[int, float]:
         """Seconds of one call of the whole model, by units of a share of that mechanism. Those that are `disturbed` are

@@ -397,6 +397,8 @@ class ModelTimed(AnyEvent):
     """by variant: all repeats, interleaved"""
     max_error: dict[str, float]
     """by variant: largest difference to the untuned output, over that output's largest value"""
+    untuned_sum_s: float = 0.0
+    """seconds of the untuned variant's operators; then it was too slow to run, and is not in `run_secs`. 0 = it ran"""
     at_load: list[dict[str, Any]]
     """AtLoads as JSON, the variant for the share first"""
     others_cores: float

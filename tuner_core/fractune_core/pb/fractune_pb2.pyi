@@ -954,7 +954,9 @@ class ShareResult(_message.Message):
     INSIDE_FIELD_NUMBER: _builtins.int
     share: _builtins.str
     untuned_s: _builtins.float
-    """Median latency of the whole model, measured alone, in seconds."""
+    """Median latency of the whole model, measured alone, in seconds. If the untuned variant is too slow to run, run_secs
+    is without it, and untuned_s is the sum of its operators' times.
+    """
     tuned_s: _builtins.float
     earlier_job: _builtins.str
     """The job that measured all this, where this one took it from there: the very same bundle, at the same share of the

@@ -152,6 +152,7 @@ class PublishPhase:
                 "granted": event.granted.to_json(),
                 "run_secs": event.run_secs,
                 "max_error": event.max_error,
+                "untuned_sum_s": event.untuned_sum_s,
                 "at_load": event.at_load,
                 "others_cores": event.others_cores,
                 "inside": event.inside,

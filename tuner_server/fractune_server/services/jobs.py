@@ -215,7 +215,7 @@ def _share_result(job: str, share: str, timing: dict[str, Any]) -> pb.ShareResul
     return pb.ShareResult(
         share=share,
         granted=to_proto(GrantedShare.from_json(timing["granted"]), pb.GrantedShare),
-        untuned_s=statistics.median(run_secs[UNTUNED_VARIANT]),
+        untuned_s=statistics.median(run_secs.get(UNTUNED_VARIANT) or [timing["untuned_sum_s"]]),
         tuned_s=statistics.median(run_secs[tuned]),
         run_secs=from_lists(run_secs, pb.Repeats),
         max_error=timing["max_error"],

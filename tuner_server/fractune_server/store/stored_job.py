@@ -82,8 +82,8 @@ class StoredJob(JsonObject):
     checked: Checked | None = None
     """of the bundle; None before there is one, and where it does not say"""
     timings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """by share: `run_secs` and `max_error` by variant, `granted` and `at_load` as JSON, `others_cores`; `job`, which
-    timed it, and `timed_at`"""
+    """by share: `run_secs` and `max_error` by variant, `untuned_sum_s`, `granted` and `at_load` as JSON,
+    `others_cores`; `job`, which timed it, and `timed_at`"""
     token: str = ""
     """id of the token that created the job; empty = no token was needed"""
 

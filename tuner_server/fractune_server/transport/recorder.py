@@ -354,12 +354,14 @@ def _read(written: Mapping[str, Any]) -> Event:
 
 
 def _check_timed(event: ModelTimed) -> None:
-    """Raises ValueError for times without the untuned variant's, which each job compares with, and for what cannot be
-    a time.
+    """Raises ValueError for times without the untuned variant's or its operators', with which each job compares, and
+    for what cannot be a time.
     """
     secs = [secs for repeats in event.run_secs.values() for secs in repeats]
-    if UNTUNED_VARIANT not in event.run_secs or not all(event.run_secs.values()):
-        raise ValueError(f"a variant was timed without a repeat, or '{UNTUNED_VARIANT}' was not timed")
+    if UNTUNED_VARIANT not in event.run_secs:
+        secs.append(event.untuned_sum_s)
+    if not event.run_secs or not all(event.run_secs.values()):
+        raise ValueError("a variant was timed without a repeat, or none was timed")
     if not all(0 < each < math.inf for each in secs):
         raise ValueError("a variant has a time that cannot be")
     strangers = {AtLoad.from_json(each).variant for each in event.at_load} - event.run_secs.keys()

@@ -20,7 +20,8 @@ from fractune_workers.measuring.session import (
     Outcome,
 )
 
-_CHECK_TIMEOUT_S = 60.0
+_CHECK_TIMEOUT_S, _UNTUNED_TIMEOUT_S = 60.0, 600.0
+"""of a finalist's check, and of the untuned default's: of a large convolution that takes 10 s on a core of its own"""
 _TIMING_TIMEOUT_S = 900.0
 
 _log = logging.getLogger(__name__)
@@ -109,7 +110,8 @@ class _Validation:
         def check() -> dict[str, Any] | None:
             is_comparable = name == self._untuned or self._untuned in self._held()
             self._load(name)
-            found: dict[str, Any] = self._session.call("check", _CHECK_TIMEOUT_S, name=name)
+            timeout_s = _UNTUNED_TIMEOUT_S if name == self._untuned else _CHECK_TIMEOUT_S
+            found: dict[str, Any] = self._session.call("check", timeout_s, name=name)
             return found if is_comparable else None
 
         found = self._session.run([self._batch.codes[name]], self._batch, check, alone=alone)

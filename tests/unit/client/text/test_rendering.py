@@ -59,6 +59,7 @@ def test_rows_are_plain_data_in_seconds() -> None:
         "units_total": 2,
         "unit": "core",
         "untuned_s": 4e-3,
+        "untuned_summed": False,
         "tuned_s": 2e-3,
         "speed_up": 2.0,
         "max_error": 1e-6,

@@ -80,6 +80,12 @@ def test_measured_times_are_by_units_and_variant() -> None:
     assert bundle.measured("mps") == {}
 
 
+def test_the_operators_of_the_untuned_variant_have_a_sum_and_elsewhere_the_least_one() -> None:
+    bundle = Bundle(bundle_bytes(measured={"cpu:1": {"untuned": 18.0, "cpu:4": 1e-3}, "cpu:4": {"untuned": 11.0}}))
+    assert [bundle.untuned_sum_s(share) for share in ("cpu:1", "cpu:4", "cpu:1500m")] == [18.0, 11.0, 11.0]
+    assert Bundle(bundle_bytes(measured={"cpu:4": {"untuned": 0.0}})).untuned_sum_s("cpu:4") == 0.0
+
+
 def test_the_times_that_choose_are_apart_from_those_measured() -> None:
     measured = {"cpu:4": {"cpu:4": 1e-3, "untuned": 2e-3}}
     choosing = {"cpu:4": {"cpu:4": 0.9e-3, "untuned": 2.1e-3}}

@@ -112,7 +112,11 @@ def test_a_time_of_a_model_that_no_clock_shows_is_not_read(amount: float) -> Non
         {"run_secs": {"untuned": []}},
         {"run_secs": {"untuned": [1.0], "cpu:1": []}},
         {"run_secs": {"cpu:1": [1.0]}, "at_load": []},
-        {"run_secs": {}, "at_load": []},
+        *(
+            {"run_secs": {"cpu:1": [1.0]}, "at_load": [], "untuned_sum_s": secs}
+            for secs in (float("nan"), float("inf"), -1.0, 0.0)
+        ),
+        {"run_secs": {}, "at_load": [], "untuned_sum_s": 1.0},
         *({"run_secs": {"untuned": [1.0, secs]}} for secs in (float("nan"), float("inf"), -1.0, 0.0)),
         *({"max_error": {"untuned": error}} for error in (float("nan"), float("inf"), -1.0)),
     ],
@@ -122,6 +126,11 @@ def test_times_of_variants_that_a_job_could_not_end_with_are_not_read(changes: d
     timed: Any = next(event for event in EVENTS if event["event"] == "model_timed")
     with pytest.raises(Unreadable):
         read_event({**timed, **changes})
+
+
+def test_an_untuned_variant_that_was_too_slow_has_the_time_of_its_operators() -> None:
+    timed: Any = next(event for event in EVENTS if event["event"] == "model_timed")
+    read_event({**timed, "run_secs": {"cpu:1": [1.0]}, "max_error": {}, "at_load": [], "untuned_sum_s": 18.0})
 
 
 @pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0])

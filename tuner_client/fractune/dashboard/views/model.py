@@ -24,7 +24,7 @@ from fractune.features.knee.table import knee_table
 from fractune.features.log.match import MatchResult
 from fractune.features.matrix.cross_table import model_table
 from fractune.server.job_status import JobStatus
-from fractune.text.text import disturbed_notes, marked_time, ratio_text
+from fractune.text.text import disturbed_notes, marked_time, ratio_text, untuned_notes
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobState
@@ -118,7 +118,7 @@ def _times(heading: str, done: Sequence[JobStatus], empty: str) -> Block:
             moment(each.created_at),
             *([Cell(inputs_text(each) or "-")] if shaped else []),
             Cell(result.share),
-            Cell(marked_time(result.untuned_s, at_most=result.is_disturbed)),
+            Cell(marked_time(result.untuned_s, at_most=result.is_untuned_at_most)),
             Cell(marked_time(result.tuned_s, at_most=result.is_disturbed)),
             Cell(ratio_text(result.untuned_s, result.tuned_s)),
         )
@@ -126,5 +126,5 @@ def _times(heading: str, done: Sequence[JobStatus], empty: str) -> Block:
         for result in each.results
     )
     results = [result for each in done for result in each.results]
-    notes = disturbed_notes(results)
+    notes = (*untuned_notes(results), *disturbed_notes(results))
     return Block(heading, columns, rows, notes, empty=empty)

@@ -14,7 +14,7 @@ from fractune.features.tune.table import result_json
 from fractune.server.job_status import ShareResult
 from fractune.text.checked_text import checked_json
 from fractune.text.rendering import Column, Table
-from fractune.text.text import factor_text, marked_time, ratio_text
+from fractune.text.text import factor_text, marked_time, ratio_text, untuned_notes
 from fractune_core.errors import some_of
 from fractune_core.files.buckets import shape_text
 from fractune_core.files.staged import Stages
@@ -48,7 +48,8 @@ def shapes_table(result: TuneResult) -> Table:
         Column("share"),
         *(Column(name, numbers=True) for name in ("untuned TVM", "tuned", "gain", "padding costs up to")),
     )
-    return Table(title=f"{result.job.model_name} by shape", columns=columns, cells=tuple(_rows(result)))
+    notes = untuned_notes(each for job in result.jobs for each in job.results)
+    return Table(title=f"{result.job.model_name} by shape", columns=columns, cells=tuple(_rows(result)), notes=notes)
 
 
 def _rows(result: TuneResult) -> Iterator[tuple[str, ...]]:
@@ -63,7 +64,8 @@ def _rows(result: TuneResult) -> Iterator[tuple[str, ...]]:
 
 
 def _times(each: ShareResult) -> tuple[str, str, str]:
-    untuned, tuned = (marked_time(secs, at_most=each.is_disturbed) for secs in (each.untuned_s, each.tuned_s))
+    untuned = marked_time(each.untuned_s, at_most=each.is_untuned_at_most)
+    tuned = marked_time(each.tuned_s, at_most=each.is_disturbed)
     return untuned, tuned, ratio_text(each.untuned_s, each.tuned_s)
 
 
@@ -79,7 +81,8 @@ def parts_table(result: TuneResult, stages: Stages) -> Table:
         *(Column(name, numbers=True) for name in ("untuned TVM", "tuned", "gain")),
     )
     title = f"{result.bundle.path.name} in parts"
-    return Table(title=title, columns=columns, cells=tuple(_part_rows(result, stages)))
+    notes = untuned_notes(each for job in result.jobs for each in job.results)
+    return Table(title=title, columns=columns, cells=tuple(_part_rows(result, stages)), notes=notes)
 
 
 def _part_rows(result: TuneResult, stages: Stages) -> Iterator[tuple[str, ...]]:

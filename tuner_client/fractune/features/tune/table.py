@@ -8,7 +8,7 @@ from fractune.features.matrix.cross_table import HEADING, at_load_json, latency_
 from fractune.features.tune.times_table import operator_time, operators_s
 from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
 from fractune.text.rendering import Column, Table
-from fractune.text.text import launch_notes, marked_time, moment_text, ratio_text
+from fractune.text.text import launch_notes, marked_time, moment_text, ratio_text, untuned_notes
 from fractune_core.analysis.roofline import Roof, is_launch_bound
 from fractune_core.names import changes_layout
 from fractune_core.shares import Share, units_text
@@ -51,6 +51,7 @@ def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
         "share": each.share,
         "granted": each.granted.to_json(),
         "untuned_s": each.untuned_s,
+        "untuned_summed": each.is_untuned_summed,
         "tuned_s": each.tuned_s,
         "timed_by": each.earlier_job or job.name,
         "timed_at": each.timed_at or None,
@@ -135,7 +136,7 @@ def latency_table(job: JobStatus) -> Table:
         ),
         cells=tuple(_latency_cells(job, each) for each in job.results),
         rows=rows,
-        notes=latency_notes(job),
+        notes=(*untuned_notes(job.results), *latency_notes(job)),
     )
 
 
@@ -144,7 +145,11 @@ def _latency_cells(job: JobStatus, each: ShareResult) -> tuple[str, ...]:
     error = each.difference
     difference = "-" if error is None else f"{error:.1e}"
     tuned = marked_time(each.tuned_s, launch_bound=_is_launch_bound(job, each), at_most=each.is_disturbed)
-    times = (marked_time(each.untuned_s, at_most=each.is_disturbed), tuned, ratio_text(each.untuned_s, each.tuned_s))
+    times = (
+        marked_time(each.untuned_s, at_most=each.is_untuned_at_most),
+        tuned,
+        ratio_text(each.untuned_s, each.tuned_s),
+    )
     return each.share, granted, *times, latency_cell(each.at_load_best, at_most=each.is_disturbed), difference
 
 
@@ -155,6 +160,7 @@ def latency_row(job: JobStatus, each: ShareResult) -> dict[str, Any]:
         "units_total": each.granted.units_total,
         "unit": each.granted.unit,
         "untuned_s": each.untuned_s,
+        "untuned_summed": each.is_untuned_summed,
         "tuned_s": each.tuned_s,
         "speed_up": each.speed_up,
         "max_error": each.difference,

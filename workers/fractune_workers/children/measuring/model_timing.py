@@ -222,7 +222,8 @@ _SLOW_S, _FEW_REPEATS = 0.1, 4
 """A variant that takes longer is timed less often"""
 _VERY_SLOW_S, _FAR_BEHIND = 1.0, 10.0
 """A variant that takes longer is timed once, in the run that gives its outputs. So is a slow one that takes that many
-times as long as the fastest. It is the untuned one: no number of timings would make it a choice."""
+times as long as the fastest. It is the untuned one: no number of timings would make it a choice. By the times of its
+operators it may be known to be both very slow and far behind: then it does not run at all."""
 
 
 def time_variants(path: Path, repeats: int, own: str, processor: Processor) -> dict[str, Any]:
@@ -232,7 +233,8 @@ def time_variants(path: Path, repeats: int, own: str, processor: Processor) -> d
     Variants with CUDA graphs are left out under a green context.
 
     Returns `run_secs` (seconds of one inference, `repeats` of them, of a slow variant fewer) and `max_error` (largest
-    difference to the untuned output, over that output's largest value) by variant. `at_load` is from `time_at_load`.
+    difference to the untuned output, over that output's largest value) by variant. If the untuned one is too slow to
+    run, both are without it, and `untuned_sum_s` are the seconds of its operators. `at_load` is from `time_at_load`.
     `inside` is an Inside of the variant `own` as JSON; None on a GPU, and for a model that is very slow.
     """
     cpus = () if processor.is_gpu else sorted(os.sched_getaffinity(0))
@@ -253,8 +255,13 @@ def time_variants(path: Path, repeats: int, own: str, processor: Processor) -> d
                 names = bundle.kernels(own), bundle.candidates(own)
             inside = run(time_inside, call.args[0], call).brief(*names).to_json()
     at_load = time_at_load(model.calls, loop_s, own, cpus)
-    times = {"run_secs": run_secs, "max_error": model.errors, "at_load": [each.to_json() for each in at_load]}
-    return {**times, "inside": inside}
+    return {
+        "run_secs": run_secs,
+        "max_error": model.errors,
+        "untuned_sum_s": model.untuned_sum_s,
+        "at_load": [each.to_json() for each in at_load],
+        "inside": inside,
+    }
 
 
 def time_variants_under(limit: Share, path: Path, processor: Processor) -> dict[str, Any]:
@@ -264,13 +271,19 @@ def time_variants_under(limit: Share, path: Path, processor: Processor) -> dict[
     cpus, period_s = sorted(os.sched_getaffinity(0)), LimitSize.parse(limit.size).period_ms * 1e-3
     with serving(len(cpus), cpus) as all_cpus:
         model = _loaded(path, processor, limit, all_cpus.call)
-        untuned = model.calls[UNTUNED_VARIANT]
-        untuned_secs = [all_cpus.call(secs_of_one, untuned, period_s) for _ in range(_FEW_REPEATS)]
+        untuned_secs = {
+            name: [secs]
+            if secs > _VERY_SLOW_S
+            else [all_cpus.call(secs_of_one, model.calls[name], period_s) for _ in range(_FEW_REPEATS)]
+            for name, secs in model.first_s.items()
+            if name == UNTUNED_VARIANT
+        }
     threads = {str(share): share.cores for share in limit.kernel_shares if str(share) in model.calls}
     at_load = time_under_limit(model.calls, threads or {ROBUST_VARIANT: len(cpus)}, cpus, period_s)
     return {
-        "run_secs": {UNTUNED_VARIANT: untuned_secs, **{each.variant: each.loop_secs for each in at_load}},
+        "run_secs": untuned_secs | {each.variant: each.loop_secs for each in at_load},
         "max_error": model.errors,
+        "untuned_sum_s": model.untuned_sum_s,
         "at_load": [each.to_json() for each in at_load],
         "inside": None,
     }
@@ -278,13 +291,17 @@ def time_variants_under(limit: Share, path: Path, processor: Processor) -> dict[
 
 @dataclass(frozen=True)
 class _Loaded:
-    """The variants of a bundle by name, after one inference of each on the same random inputs."""
+    """The variants of a bundle by name, after one inference of each on the same random inputs; without the untuned one
+    if that is too slow.
+    """
 
     calls: dict[str, partial[Any]]
     """the first argument of each is the variant"""
     first_s: dict[str, float]
     errors: dict[str, float]
-    """largest difference to the untuned output, over that output's largest value"""
+    """largest difference to the untuned output, over that output's largest value; empty if that was too slow"""
+    untuned_sum_s: float
+    """of the untuned variant's operators, if it is too slow to run; 0 = it ran"""
 
 
 def _loaded(path: Path, processor: Processor, share: Share, run: Callable[..., Any]) -> _Loaded:
@@ -294,13 +311,21 @@ def _loaded(path: Path, processor: Processor, share: Share, run: Callable[..., A
     arguments = backend.placed(backend.arguments(specs, drawn_inputs(specs)))
     runs_graphs = share.kind.serves  # a graph is captured on a stream of its own, outside of a green context
     names = [each["name"] for each in bundle.variants if runs_graphs or not each["name"].endswith(WITH_GRAPHS)]
-    calls = {name: partial(backend.held, backend.load_variant(name), arguments) for name in names}
-    outputs, first_s = {}, {}
-    for name, call in calls.items():
+    calls, outputs, first_s = dict[str, Any](), dict[str, Any](), dict[str, float]()
+    sum_s = bundle.untuned_sum_s(str(share))
+    for name in sorted(names, key=lambda name: name == UNTUNED_VARIANT):
+        if name == UNTUNED_VARIANT and is_too_slow(sum_s, first_s):
+            return _Loaded(calls, first_s, {}, sum_s)
+        calls[name] = partial(backend.held, backend.load_variant(name), arguments)
         start = time.perf_counter()
-        outputs[name] = list(map(backend.array, run(call)))
+        outputs[name] = list(map(backend.array, run(calls[name])))
         first_s[name] = time.perf_counter() - start
-    return _Loaded(calls, first_s, errors_of(outputs))
+    return _Loaded(calls, first_s, errors_of(outputs), 0.0)
+
+
+def is_too_slow(untuned_sum_s: float, first_s: Mapping[str, float]) -> bool:
+    """Whether the untuned variant need not run, by the seconds of its operators and of the others' first runs."""
+    return bool(first_s) and untuned_sum_s > max(_VERY_SLOW_S, _FAR_BEHIND * min(first_s.values()))
 
 
 def errors_of(outputs: Mapping[str, Sequence[Any]]) -> dict[str, float]:

@@ -27,6 +27,18 @@ def test_outputs_that_are_far_from_the_untuned_ones_are_pointed_out() -> None:
     assert doubts(job_status(job)) == []
 
 
+def test_an_untuned_time_that_is_a_sum_is_called_so() -> None:
+    job = job_script()[-1]
+    assert [each["untuned_summed"] for each in result_json(job_status(job), "b")["shares"]] == [False, False]
+    del job.result.shares[1].run_secs["untuned"], job.result.shares[1].max_error["untuned"]
+    job.result.shares[1].others_cores = 0.8
+    table = latency_table(job_status(job))
+    assert [row[2] for row in table.cells] == ["4.00 ms", "3.00 ms"], "the operators were timed before"
+    line = table.notes[0]
+    assert line.startswith("note: at cpu:2 the untuned time is the sum of its operators' times: ")
+    assert [each["untuned_summed"] for each in result_json(job_status(job), "b")["shares"]] == [False, True]
+
+
 def test_latencies_that_an_earlier_job_measured_are_called_so() -> None:
     job = job_script()[-1]
     assert latency_table(job_status(job)).notes == ()

@@ -16,7 +16,9 @@ import pytest
 from onnx import helper
 
 from fractune_core.errors import BadRequest
+from fractune_core.files.bundles import Bundle
 from fractune_core.files.checked import Checked
+from fractune_runtime.cpu import OnCpu
 from fractune_runtime.sessions import OnnxRuntimeSession, open_session
 from fractune_workers.children.checking import child as checking
 from fractune_workers.children.checking import comparing, references
@@ -217,11 +219,27 @@ def test_no_run_begins_after_the_deadline(network: tuple[Path, Path], monkeypatc
 def test_a_slow_untuned_variant_is_compared_on_the_first_inputs(
     network: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparing, "UNTUNED_S", -1.0)
+    monkeypatch.setattr(comparing, "UNTUNED_S", 1e-9)
     found = checked(*network)
     assert "untuned" in found.variants
     assert found.skipped["untuned beyond random inputs"] == "it is slow"
     assert "random" in found.sets
+
+
+def test_an_untuned_variant_with_operators_known_as_slow_does_not_run(
+    network: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, load_variant = list[str](), OnCpu.load_variant
+
+    def load(self: OnCpu, name: str) -> Any:
+        loaded.append(name)
+        return load_variant(self, name)
+
+    monkeypatch.setattr(OnCpu, "load_variant", load)
+    monkeypatch.setattr(Bundle, "untuned_sum_s", lambda _: 18.4)
+    found = checked(*network)
+    assert (found.variants, loaded) == (("cpu:1",), ["cpu:1"])
+    assert found.line.endswith("; not compared: untuned (its operators take 18 s)")
 
 
 def test_a_model_that_is_not_onnx_is_named_as_not_compared(network: tuple[Path, Path], tmp_path: Path) -> None:

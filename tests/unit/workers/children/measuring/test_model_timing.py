@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 
 from fractune_core.files.bundles import Bundle
+from fractune_core.shares import Share
 from fractune_runtime import gpu, runner
+from fractune_runtime.cpu import OnCpu
 from fractune_runtime.gpu import OnGpu
 from fractune_runtime.tvm_runtime import runtime
 from fractune_runtime.tvm_runtime.variants import Called
@@ -70,3 +74,40 @@ def test_a_difference_that_is_infinite_is_the_largest_number(output: Any) -> Non
 )
 def test_a_slow_variant_far_behind_is_timed_once(first_s: dict[str, float], counts: dict[str, int]) -> None:
     assert model_timing._repeats(first_s, 11) == counts
+
+
+@pytest.mark.parametrize(("sum_s", "ran"), [(18.0, False), (0.9, True), (0.0, True)])
+@pytest.mark.parametrize("share", ["cpu:1", "cpu:500m@2"])
+def test_an_untuned_variant_with_operators_far_behind_never_runs(
+    small: Small, monkeypatch: pytest.MonkeyPatch, share: str, sum_s: float, *, ran: bool
+) -> None:
+    runs, held = Counter[str](), OnCpu.held
+    names, load = dict[int, str](), OnCpu.load_variant
+
+    def named(self: OnCpu, name: str) -> Any:
+        variant = load(self, name)
+        names[id(variant)] = name
+        return variant
+
+    def counted(self: OnCpu, variant: Any, arguments: Any) -> Any:
+        runs[names[id(variant)]] += 1
+        return held(self, variant, arguments)
+
+    monkeypatch.setattr(OnCpu, "load_variant", named)
+    monkeypatch.setattr(OnCpu, "held", counted)
+    monkeypatch.setattr(Bundle, "untuned_sum_s", lambda _, at: {share: sum_s}[at])
+    monkeypatch.setattr(model_timing, "_MOST_REQUESTS_S", 0.02)
+    monkeypatch.setattr(model_timing, "_MOST_S", 0.1)
+    cpu = Processor(tvm.cpu())
+    if share == "cpu:1":
+        timed = model_timing.time_variants(small.bundle, 3, share, cpu)
+    else:
+        timed = model_timing.time_variants_under(Share.parse(share), small.bundle, cpu)
+    assert ("untuned" in runs, "untuned" in timed["run_secs"], "untuned" in timed["max_error"]) == (ran, ran, ran)
+    assert timed["untuned_sum_s"] == (0.0 if ran else sum_s)
+    assert {"cpu:1", "cpu:2"} <= timed["run_secs"].keys() & runs.keys()
+
+
+def test_untuned_operators_that_are_slow_and_not_far_behind_let_the_model_run() -> None:
+    assert not model_timing.is_too_slow(18.0, {"cpu:1": 2.0})
+    assert not model_timing.is_too_slow(18.0, {})

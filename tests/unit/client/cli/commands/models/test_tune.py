@@ -43,6 +43,7 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
         "share": "cpu:1",
         "granted": json.loads(json.dumps(granted().to_json())),
         "untuned_s": 4e-3,
+        "untuned_summed": False,
         "tuned_s": 2e-3,
         "timed_by": "jobs/j1",
         "timed_at": None,
