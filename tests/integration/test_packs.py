@@ -111,7 +111,7 @@ def test_a_pack_is_signed_by_its_owner(packed: Packed) -> None:
 def test_an_existing_file_is_kept_and_an_unknown_operator_is_named(packed: Packed, tmp_path: Path) -> None:
     state = ["--state", str(tmp_path / "state")]
     ended = run_fractune("pack", str(packed.model), "--out", str(packed.pack), *state)
-    assert "exists; pass --force" in error_line(ended)
+    assert "exists; pass --force" in ended.stderr.splitlines()[-1]
     ended = run_fractune("pack", str(packed.model), "--only", "lstm", "--out", str(tmp_path / "x.pack"), *state)
     assert ended.returncode != 0
     assert "\nfractune: no operator's name contains 'lstm'" in ended.stderr

@@ -251,7 +251,7 @@ from fractune_core.files.bundles import Bundle
 runtime.load_cuda_runtime()
 import tvm_ffi_orcjit
 objects = Bundle(Path(sys.argv[1])).objects("untuned")
-load = runtime._function("tvm_ffi_orcjit.SessionLoadModule")
+load = runtime.tvm_function("tvm_ffi_orcjit.SessionLoadModule")
 module = load(tvm_ffi_orcjit.default_session(), objects, "", None, None)
 machine = module["vm_load_executable"]()
 
