@@ -195,6 +195,34 @@ def test_finalists_are_compared_and_timed_interleaved(child: dict[str, Callable[
     assert VALIDATION_POLICY.to_json() in answer["policy"].values()
 
 
+def test_a_slow_untuned_default_is_called_once_to_compare_and_to_time(
+    child: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called, run, time = list[int](), Processor.secs_of_one, Processor.time
+
+    def one(self: Processor, library: Any, args: list[Any]) -> float:
+        run(self, library, args)
+        called.append(id(library))
+        return 10.0 if called[0] == id(library) else 1e-4
+
+    def timed(self: Processor, library: Any, *how: Any) -> list[float]:
+        called.append(id(library))
+        return time(self, library, *how)
+
+    monkeypatch.setattr(Processor, "secs_of_one", one)
+    monkeypatch.setattr(Processor, "time", timed)
+    child["begin"](args_info=VECTORS, seed=1)
+    names = ["untuned", "same", "other"]
+    for name in names:
+        child["load"](name=name, code=add(1.0))
+    assert {child["check"](name=name)["max_error"] for name in names} == {0.0}
+    policy = VALIDATION_POLICY.to_json()
+    for _ in range(2):  # as where the machine changed meanwhile
+        answer = child["time_interleaved"](names=names, policy=policy, reference="untuned")
+        assert answer["run_secs"]["untuned"] == [10.0]
+    assert called.count(called[0]) == 1
+
+
 @pytest.mark.parametrize("method", ["race", "check", "time_interleaved", "anchor"])
 def test_after_a_fault_of_cuda_the_child_has_died_whatever_ran(
     method: str, child: dict[str, Callable[..., Any]], cuda: CudaDriver
