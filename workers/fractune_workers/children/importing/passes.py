@@ -245,11 +245,12 @@ _LEGALIZATIONS = {
     **hyperbolic.LEGALIZATIONS,
     **indexing.LEGALIZATIONS,
     **special_numbers.LEGALIZATIONS,
+    **transcendental.LEGALIZATIONS,
 }
 _LEGALIZATIONS_FOR_CPUS = {
     **_LEGALIZATIONS,
     **hyperbolic.LEGALIZATIONS_FOR_CPUS,
-    **transcendental.LEGALIZATIONS,
+    **transcendental.LEGALIZATIONS_FOR_CPUS,
     **row_kernels.LEGALIZATIONS,
     **special_numbers.LEGALIZATIONS_FOR_CPUS,
     CONCAT: kept,

@@ -59,9 +59,44 @@ def test_other_types_are_close(compute: Callable[..., Any], dtype: str) -> None:
     np.testing.assert_allclose(narrow.astype("float32"), exact, rtol=2e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("target", [TARGET, tvm.target.Target("nvidia/nvidia-h100")], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(("exponent", "is_product"), [(2, True), (3, True), (4, True), (5, False), (0.5, False)])
+def test_small_powers_are_products(exponent: float, target: tvm.target.Target, *, is_product: bool) -> None:
+    mod = prepare(module(power(exponent, "float32"), X), target)
+    assert ("T.pow" not in mod.script()) == is_product
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("exponent", [2, 3, 4])
+def test_powers_are_rounded_as_their_type(exponent: float, dtype: str) -> None:
+    x = np.array([-9, -1.7, -1e-3, -0.0, 0, 1e-3, 1.7, 9, np.inf, -np.inf, np.nan], dtype)
+    with np.errstate(under="ignore"):
+        expected = (x.astype("float64") ** exponent).astype(dtype).astype("float64")
+    found = computed(power(exponent, dtype), x)
+    assert str(found.dtype) == dtype
+    found = found.astype("float64")
+    few_roundings = {"float64": 1e-15, "float32": 3e-7, "float16": 1e-3, "bfloat16": 8e-3}
+    np.testing.assert_allclose(found, expected, rtol=few_roundings[dtype])
+    np.testing.assert_array_equal(np.signbit(found[:-1]), np.signbit(expected[:-1]))
+
+
+def test_numbers_of_exponents_that_widen_the_result_are_powers_still() -> None:
+    exponent = relax.const(np.full((2, 1), 3, "float32"))
+    found = computed(lambda x: op.power(x, exponent), X[:4])
+    np.testing.assert_allclose(found, np.stack([X[:4] ** 3] * 2), rtol=1e-6)
+
+
+def power(exponent: float, dtype: str) -> Callable[..., Any]:
+    return lambda x: op.power(x, relax.const(np.array(exponent, dtype), dtype))
+
+
 def computed(compute: Callable[..., Any], x: Any) -> Any:
+    mod = prepare(module(compute, x), TARGET)
+    return relax.VirtualMachine(relax.build(mod, TARGET), tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+
+
+def module(compute: Callable[..., Any], x: Any) -> tvm.IRModule:
     builder, given = relax.BlockBuilder(), relax.Var("x", relax.TensorType(x.shape, str(x.dtype)))
     with builder.function("main", [given]):
         builder.emit_func_output(builder.emit(compute(given)))
-    mod = prepare(builder.get(), TARGET)
-    return relax.VirtualMachine(relax.build(mod, TARGET), tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
+    return builder.get()
