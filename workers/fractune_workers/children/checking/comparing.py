@@ -160,7 +160,7 @@ class Comparison:
             if self._deadline.left_s <= 0:
                 found.skipped[name] = _NO_TIME
                 continue
-            if name == UNTUNED_VARIANT and found.variants and (sum_s := self._bundle.untuned_sum_s()) > UNTUNED_S:
+            if name == UNTUNED_VARIANT and found.sets and (sum_s := self._bundle.untuned_sum_s()) > UNTUNED_S:
                 # The others agree with the reference, and each of their operators with its untuned one.
                 found.skipped[name] = f"its operators take {sum_s:.0f} s"
                 continue

@@ -19,6 +19,7 @@ from typing import Any
 from fractune_core.analysis.at_load import AtLoad, are_decided
 from fractune_core.cpu_limits import LimitSize
 from fractune_core.files.bundles import Bundle
+from fractune_core.files.checked import checked_of
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS
 from fractune_core.served import LOAD, latencies, poisson
 from fractune_core.shares import Share
@@ -222,8 +223,8 @@ _SLOW_S, _FEW_REPEATS = 0.1, 4
 """A variant that takes longer is timed less often"""
 _VERY_SLOW_S, _FAR_BEHIND = 1.0, 10.0
 """A variant that takes longer is timed once, in the run that gives its outputs. So is a slow one that takes that many
-times as long as the fastest. It is the untuned one: no number of timings would make it a choice. By the times of its
-operators it may be known to be both very slow and far behind: then it does not run at all."""
+times as long as the fastest. It is the untuned one: no number of timings would make it a choice. If its operators'
+times show that it is both, it does not run at all. Then the others' outputs were compared with another runtime's."""
 
 
 def time_variants(path: Path, repeats: int, own: str, processor: Processor) -> dict[str, Any]:
@@ -312,7 +313,9 @@ def _loaded(path: Path, processor: Processor, share: Share, run: Callable[..., A
     runs_graphs = share.kind.serves  # a graph is captured on a stream of its own, outside of a green context
     names = [each["name"] for each in bundle.variants if runs_graphs or not each["name"].endswith(WITH_GRAPHS)]
     calls, outputs, first_s = dict[str, Any](), dict[str, Any](), dict[str, float]()
-    sum_s = bundle.untuned_sum_s(str(share))
+    checked = checked_of(bundle.manifest)
+    # Without another runtime's outputs, the untuned variant's are all that the others are compared with.
+    sum_s = bundle.untuned_sum_s(str(share)) if checked is not None and checked.is_equal else 0.0
     for name in sorted(names, key=lambda name: name == UNTUNED_VARIANT):
         if name == UNTUNED_VARIANT and is_too_slow(sum_s, first_s):
             return _Loaded(calls, first_s, {}, sum_s)

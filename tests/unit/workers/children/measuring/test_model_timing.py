@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 
+from fractune_core.analysis.at_load import AtLoad
 from fractune_core.files.bundles import Bundle
+from fractune_core.files.checked import Checked
 from fractune_core.shares import Share
 from fractune_runtime import gpu, runner
 from fractune_runtime.cpu import OnCpu
@@ -76,10 +79,21 @@ def test_a_slow_variant_far_behind_is_timed_once(first_s: dict[str, float], coun
     assert model_timing._repeats(first_s, 11) == counts
 
 
-@pytest.mark.parametrize(("sum_s", "ran"), [(18.0, False), (0.9, True), (0.0, True)])
-@pytest.mark.parametrize("share", ["cpu:1", "cpu:500m@2"])
-def test_an_untuned_variant_with_operators_far_behind_never_runs(
-    small: Small, monkeypatch: pytest.MonkeyPatch, share: str, sum_s: float, *, ran: bool
+_EQUAL = Checked("ONNX Runtime", {"random": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("share", "checked", "sum_s", "ran"),
+    [
+        ("cpu:1", _EQUAL, 18.0, False),
+        ("cpu:1", _EQUAL, 0.9, True),
+        ("cpu:1", Checked(), 18.0, True),
+        ("cpu:500m@2", _EQUAL, 18.0, False),
+        ("cpu:500m@2", None, 18.0, True),
+    ],
+)
+def test_an_untuned_variant_with_operators_far_behind_runs_only_as_the_sole_reference(
+    small: Small, monkeypatch: pytest.MonkeyPatch, share: str, checked: Checked | None, sum_s: float, *, ran: bool
 ) -> None:
     runs, held = Counter[str](), OnCpu.held
     names, load = dict[int, str](), OnCpu.load_variant
@@ -93,11 +107,15 @@ def test_an_untuned_variant_with_operators_far_behind_never_runs(
         runs[names[id(variant)]] += 1
         return held(self, variant, arguments)
 
+    def under_limit(_: object, threads: Mapping[str, int], *__: object) -> list[AtLoad]:
+        return [AtLoad(name, count, (1.0,), (1.0,)) for name, count in threads.items()]
+
     monkeypatch.setattr(OnCpu, "load_variant", named)
     monkeypatch.setattr(OnCpu, "held", counted)
+    monkeypatch.setattr(model_timing, "checked_of", lambda _: checked)
     monkeypatch.setattr(Bundle, "untuned_sum_s", lambda _, at: {share: sum_s}[at])
     monkeypatch.setattr(model_timing, "_MOST_REQUESTS_S", 0.02)
-    monkeypatch.setattr(model_timing, "_MOST_S", 0.1)
+    monkeypatch.setattr(model_timing, "time_under_limit", under_limit)
     cpu = Processor(tvm.cpu())
     if share == "cpu:1":
         timed = model_timing.time_variants(small.bundle, 3, share, cpu)
