@@ -98,6 +98,22 @@ def test_a_batch_may_set_the_length_of_repeats_over_a_warm_cache(session: Measur
     assert ArtifactBatch(_ARGS, 0, {}, repeat_ms=2.0).repeated(cold) == cold
 
 
+def test_a_check_may_take_longer_for_the_untuned_default(
+    session: MeasurementSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large convolution takes 10 s of CPU time in it, and more on a core that others use too."""
+    limits_s, call = list[tuple[str, float]](), NotedChild.call
+
+    def noted(self: NotedChild, method: str, timeout_s: float, **payload: Any) -> Any:
+        if method == "check":
+            limits_s.append((payload["name"], timeout_s))
+        return call(self, method, timeout_s, **payload)
+
+    monkeypatch.setattr(NotedChild, "call", noted)
+    validate(session, ArtifactBatch(_ARGS, 0, {"a": b"", "untuned": b""}), "untuned")
+    assert limits_s == [("untuned", 600.0), ("a", 60.0)]
+
+
 def test_a_wrong_finalist_is_wrong_in_each_timing_of_a_validation(session: MeasurementSession) -> None:
     measure = validation(session, ArtifactBatch(_ARGS, 0, {"a": b"", "wrong": b""}), "a")
     for _ in range(2):
