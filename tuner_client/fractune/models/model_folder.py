@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune.models.external_data import opened
-from fractune_core.codec.plain_json import read_json
+from fractune_core.codec.plain_json import is_storable, read_json
 from fractune_core.errors import BadModel, shortened, some_of
 from fractune_core.files.onnx_file import Interface, read_interface
 from fractune_core.model_inputs import CONSTANT
@@ -82,17 +82,14 @@ def read_folder(folder: Path) -> ModelFolder:
     config = next((name for name in (_GENAI, _OPTIMUM) if os.path.lexists(folder / name)), "")
     held = _config(folder, config) if config else {}
     names = list(dict.fromkeys(_named_graphs(held))) if config == _GENAI else _files(folder)
-    left_out = tuple(name for name in names if Path(name).name in _IN_MERGED and _MERGED in map(_base, names))
+    has_merged = any(Path(name).name == _MERGED for name in names)
+    left_out = tuple(name for name in names if has_merged and Path(name).name in _IN_MERGED)
     names = [name for name in names if name not in left_out]
     if not names:
         raise BadModel(f"{folder}: this folder has no graph (*{_SUFFIX}); name a model file, or a folder of an export")
     if len(names) > _MOST_GRAPHS:
         raise BadModel(f"{folder}: {len(names)} graphs, and {_MOST_GRAPHS} is the limit; name one model file in it")
     return ModelFolder(folder, config, tuple(_graph(folder, name, held) for name in names), left_out)
-
-
-def _base(name: str) -> str:
-    return Path(name).name
 
 
 def _graph(folder: Path, name: str, config: Mapping[str, Any]) -> FolderGraph:
@@ -139,7 +136,7 @@ def _config(folder: Path, name: str) -> Mapping[str, Any]:
 def _named_graphs(value: object, depth: int = 0) -> Iterator[str]:
     """The values of `filename` in a configuration of onnxruntime-genai."""
     inner: list[object] = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    if isinstance(value, dict) and isinstance(value.get("filename"), str):
+    if isinstance(value, dict) and is_storable(value.get("filename")):
         yield value["filename"]
     for each in inner if depth < 8 else []:
         yield from _named_graphs(each, depth + 1)

@@ -95,25 +95,45 @@ class TimesFile:
             raise StateUnusable(
                 f"{path}: cannot be written, or another 'fractune measure' writes it ({error})"
             ) from error
-        self._read()
-        jobs = {record.job for record in self.records.values()}
-        begins = f"pack-{pack.digest[:16]}-"
-        if len(jobs) > 1 or not all(job.startswith(begins) for job in jobs):
-            raise BadRequest(f"{path} has times of another pack or log; name another file with --out")
-        self.job = jobs.pop() if jobs else f"{begins}{uuid.uuid4().hex[:8]}"
+        try:
+            end = self._read()
+            self.job = self._own_job(f"pack-{pack.digest[:16]}-")
+            self._cut(end)
+        except BaseException:
+            self.close()
+            raise
 
-    def _read(self) -> None:
-        """Read the lines, and cut off one that a kill has left unfinished."""
+    def _own_job(self, begins: str) -> str:
+        """Raises BadRequest unless all that was read is of this pack."""
+        jobs = {record.job for record in self.records.values()}
+        is_own = self._has_workload <= self._operators.keys() and all(job.startswith(begins) for job in jobs)
+        if len(jobs) > 1 or not is_own:
+            raise BadRequest(f"{self._path} has times of another pack or log; name another file with --out")
+        return jobs.pop() if jobs else f"{begins}{uuid.uuid4().hex[:8]}"
+
+    def _read(self) -> int:
+        """Read the lines, and return the bytes of all but one that a kill has left unfinished. A last line that only
+        lacks its end is whole.
+        """
         self._file.seek(0)
         end = 0
         while line := self._file.readline(_MOST_LINE_BYTES):
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") and not _is_json(line):
                 self._check_torn(line)
                 break
             end += len(line)
             self._take(line)
-        self._file.truncate(end)
-        self._file.seek(end)
+        return end
+
+    def _cut(self, end: int) -> None:
+        """Remove what is behind the whole lines, and end the last one. Raises StateUnusable."""
+        try:
+            self._file.truncate(end)
+            self._file.seek(max(0, end - 1))
+            if self._file.read(1) not in (b"", b"\n"):
+                self._file.write(b"\n")
+        except OSError as error:
+            raise StateUnusable(f"{self._path}: {error.strerror}; name another file with --out") from error
 
     def _check_torn(self, line: bytes) -> None:
         """Raises BadRequest unless the end of the file is the beginning of a line of times."""
@@ -159,7 +179,15 @@ class TimesFile:
             )
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what `add` could not write, and has reported
+            self._file.close()
+
+
+def _is_json(line: bytes) -> bool:
+    with contextlib.suppress(ValueError):
+        read_json(line)
+        return True
+    return False
 
 
 @dataclass(frozen=True)

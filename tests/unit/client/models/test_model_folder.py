@@ -137,6 +137,16 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "99 graphs, and 16 is the limit",
     ),
+    "many decoders": (
+        lambda folder: (folder / "genai_config.json").write_text(
+            json.dumps({"model": [{"filename": f"{at}/decoder_model.onnx"} for at in range(20_000)]})
+        ),
+        "20000 graphs, and 16 is the limit",
+    ),
+    "half a character in a name": (
+        lambda folder: (folder / "genai_config.json").write_text('{"model": {"filename": "\\ud800.onnx"}}'),
+        "this folder has no graph",
+    ),
 }
 
 

@@ -10,10 +10,12 @@ import csv
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fractune.text.output_files import as_cell, replacing
+from fractune_core.access.addresses import MOST_MESSAGE_BYTES
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import BadRequest
@@ -62,6 +64,8 @@ CSV_COLUMNS = (
 )
 """newer fields of the record come last"""
 _CSV_START = ",".join(_FIRST_COLUMNS[:2])
+_MOST_LINE_CHARACTERS = 8 * MOST_MESSAGE_BYTES
+"""JSON needs up to six characters for one of a text"""
 
 
 def write_jsonl(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:
@@ -128,15 +132,27 @@ def read_jsonl(path: Path) -> Iterator[pb.ImportRecordsRequest]:
     """The parts in a file of JSON lines. Raises BadRequest with the number of a wrong line."""
     try:
         with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
+            lines = iter(partial(file.readline, _MOST_LINE_CHARACTERS), "")
+            for number, line in enumerate(lines, start=1):
                 if number == 1 and line.startswith(_CSV_START):
                     raise BadRequest(f"{path} is a CSV, which cannot be imported; export with --format jsonl")
                 if line.strip():
-                    yield _parse_line(f"{path}:{number}", line)
+                    yield _small_part(f"{path}:{number}", line)
     except UnicodeDecodeError:
         raise BadRequest(f"{path}: not JSON lines of a fractune log (it is not text); nothing was imported") from None
     except OSError as error:
         raise BadRequest(f"cannot read {path}: {error.strerror}") from error
+
+
+def _small_part(where: str, line: str) -> pb.ImportRecordsRequest:
+    """Raises BadRequest also for a line that is longer than a message to a server may be."""
+    part = _parse_line(where, line) if len(line) < _MOST_LINE_CHARACTERS else None
+    if part is None or part.ByteSize() > MOST_MESSAGE_BYTES:
+        raise BadRequest(
+            f"{where}: this line is longer than the {MOST_MESSAGE_BYTES >> 20} MiB that a server takes; remove it, or "
+            "export the log again; nothing was imported"
+        )
+    return part
 
 
 def _parse_line(where: str, line: str) -> pb.ImportRecordsRequest:

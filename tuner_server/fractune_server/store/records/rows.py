@@ -110,6 +110,15 @@ def _text_faults(record: TuningRecord) -> Iterator[str]:
         yield fault
     if record.trace != UNTUNED and not _is_json(trace_of(record.trace)):
         yield "trace is not JSON"
+    if not all(map(str.isprintable, _labels(record))):
+        yield "one of its names has a character that is not printable"
+
+
+def _labels(record: TuningRecord) -> tuple[str, ...]:
+    """The texts that tables and files show of a record as they are, beside those that are checked by their form."""
+    device = record.device
+    names = (record.record_id, record.operator, record.job, record.worker, record.namespace)
+    return (*names, device.kind, device.isa, device.label, record.granted.unit, record.policy.name)
 
 
 def _faults(record: TuningRecord) -> Iterator[str]:

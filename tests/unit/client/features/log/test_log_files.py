@@ -38,6 +38,15 @@ def test_files_that_are_no_text_or_not_there_are_told(tmp_path: Path) -> None:
             list(read_jsonl(tmp_path / name))
 
 
+def test_a_line_that_no_server_takes_is_named_and_not_read_to_its_end(tmp_path: Path) -> None:
+    good, long = json.dumps({"record": record().to_json()}), json.dumps({"record": record(trace="x" * 2**24).to_json()})
+    (tmp_path / "log.jsonl").write_text(f"{good}\n{long}\n")
+    with pytest.raises(BadRequest, match=r"log\.jsonl:2: this line is longer than the 4 MiB .*nothing was imported"):
+        list(read_jsonl(tmp_path / "log.jsonl"))
+    with pytest.raises(BadRequest, match=r"/dev/zero:1: this line is longer"):
+        list(read_jsonl(Path("/dev/zero")))
+
+
 def test_csv_is_flat_and_complete(tmp_path: Path) -> None:
     failed = record("r2", status=Status.RUN_TIMEOUT, run_secs=(), cause='late, very "late"')
     parts = [pb.ExportRecordsResponse(record=to_proto(each, pb.Record)) for each in (record("r1"), failed)]

@@ -24,7 +24,7 @@ from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.records.rows import check_record
 from tests.support.client_samples import bundle_bytes
-from tests.support.samples import DISTURBANCE, validation
+from tests.support.samples import DISTURBANCE, granted, validation
 
 PAYLOAD = b"a model" * 1000
 TIMES = {"variant": "cpu:1", "threads": 1, "loop_s": 2e-3, "p50_s": 3e-3, "p99_s": None}
@@ -84,6 +84,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         ({"policy": replace(VALIDATION_POLICY, choosing=-1)}, "-1 of its"),
         ({"cpu_secs": 0.0}, "must be above 0 and finite, and so must cpu_secs"),
         ({"attempts": -1}, "attempts is -1"),
+        ({"worker": "a\x1b[2J"}, "one of its names has a character that is not printable"),
+        ({"granted": replace(granted(1), unit="core\n")}, "one of its names has a character"),
         ({"disturbance": replace(DISTURBANCE, steal_s=math.nan)}, "disturbance must be 0 or more"),
         ({"disturbance": replace(DISTURBANCE, preemptions=-1)}, "disturbance must be 0 or more"),
     ],
