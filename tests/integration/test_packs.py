@@ -244,11 +244,16 @@ def test_wrong_outputs_and_crashes_are_records_and_never_finalists(packed: Packe
         with changed.open("wb") as file:
             kernels = {name: pack.host_kernel(name) for name in (ANCHOR, LOOP)}
             write_pack(file, replace(pack.manifest, operators=1), operators, codes, kernels)
+        with (tmp_path / "host.pack").open("wb") as file:
+            write_pack(file, replace(pack.manifest, operators=1), operators, codes, dict.fromkeys(kernels, b"none"))
     out = tmp_path / "m.times"
     options = ["--shares", "cpu:1", "--out", str(out), "--json"]
     refused = run_fractune("measure", str(changed), *options, "--public-key", str(packed.public))
     assert "changed.pack is not signed" in error_line(refused)
     assert "--unsigned" in error_line(run_fractune("measure", str(changed), *options))
+    not_code = run_fractune("measure", str(tmp_path / "host.pack"), *options, "--unsigned")
+    assert not_code.returncode == BadBundle.exit_code
+    assert "the pack's kernels for the host do not run" in error_line(not_code)
     events(run_fractune("measure", str(changed), *options, "--unsigned"))
     found = records_of(out)
     assert [each.status for each in found if each.candidate_id == wrong] == [Status.WRONG_OUTPUT]

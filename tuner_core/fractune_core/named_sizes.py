@@ -27,6 +27,8 @@ NAMELESS = frozenset({"", "?", "-1", "None"})
 MOST_SIZE = 2**31 - 1
 MOST_COMBINATIONS = 1000
 _MOST_FORMULA_CHARACTERS = 200
+_MOST_FACTORS = 16
+"""of all terms of a formula together: each name that gets known has its formulas looked at again"""
 _SHOWN = 80
 _OTHER_ARITHMETIC = re.compile(r"[()/%^]|\d\.\d")
 """such a text is one name: only sums and products are solved"""
@@ -54,12 +56,14 @@ class Formula:
 
     @classmethod
     def parse(cls, text: str) -> Formula:
-        """`past + 2*s`. A text with other arithmetic is one name."""
+        """`past + 2*s`. A text with other arithmetic, or a long one, is one name."""
         parts = _SUM.split(text) if len(text) <= _MOST_FORMULA_CHARACTERS and not _OTHER_ARITHMETIC.search(text) else []
         signs = [1, *(1 if plus else -1 for plus in parts[1::3])]
         terms = []
-        for sign, part in zip(signs, parts[::3], strict=False):
-            factors = _PRODUCT.split(part.strip())
+        split = [_PRODUCT.split(part.strip()) for part in parts[::3]]
+        if sum(map(len, split)) > _MOST_FACTORS:
+            return cls.of(text)
+        for sign, factors in zip(signs, split, strict=False):
             numbers = [int(each) for each in factors if each.isascii() and each.isdecimal()]
             names = tuple(each for each in factors if not (each.isascii() and each.isdecimal()))
             terms.append((sign * math.prod(numbers), names))

@@ -114,10 +114,13 @@ def test_hostile_names_cost_little() -> None:
     chain: dict[str, Any] = {f"x{at}": [f"n{at}", f"n{at} + n{at + 1}"] for at in range(4000, 0, -1)}
     known = NamedSizes(chain).solved({f"x{at}": [1, 2] for at in (4000,)}, {"n1": 1})
     assert len(known) >= 2
-    powers: dict[str, Any] = {"x": ["*".join(["n"] * 100), "n" * 5000, "+" * 150, "n+" * 90, "*", " + "]}
-    names = NamedSizes(powers)
-    with pytest.raises(BadRequest) as refused:
-        names.solved({"x": [7, 1, 1, 1, 1, 1]}, {"n": MOST_SIZE})
+    names = [chr(0x4E00 + at) for at in range(100)]
+    sums: dict[str, Any] = {f"x{at}": ["+".join(names)] * 64 for at in range(25)} | {"own": names}
+    assert NamedSizes(sums).solved({f"x{at}": [100] * 64 for at in range(25)}, dict.fromkeys(names, 1))
+    powers: dict[str, Any] = {"x": ["*".join(["n"] * 16), "n" * 5000, "+" * 150, "n+" * 90, "*", " + "]}
+    powered = NamedSizes(powers)
+    with pytest.raises(BadRequest, match="must be equal, with n=") as refused:
+        powered.solved({"x": [7, 1, 1, 1, 1, 1]}, {"n": MOST_SIZE})
     assert len(str(refused.value)) < 1000
     assert time.process_time() - began < 2
 

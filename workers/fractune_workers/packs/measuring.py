@@ -18,15 +18,17 @@ import math
 import os
 import socket
 import tempfile
+import threading
 import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from fractune_core.codec.plain_json import checked, read_json
 from fractune_core.digests import digest_of
@@ -52,6 +54,7 @@ from fractune_workers.measuring.session import (
 from fractune_workers.measuring.validation import failures, validation
 
 Progress = Callable[[str], None]
+_Slot = TypeVar("_Slot")
 
 _TOGETHER = 8
 """candidates of an operator that are raced at a share before those of the next"""
@@ -181,6 +184,39 @@ class TimesFile:
     def close(self) -> None:
         with contextlib.suppress(OSError):  # what `add` could not write, and has reported
             self._file.close()
+
+
+@contextlib.contextmanager
+def held_in_time(slot: AbstractContextManager[_Slot], end_s: float) -> Iterator[_Slot]:
+    """Hold the slot, for which other measurements may have to be awaited until `end_s` (monotonic). Raises TimeOver.
+
+    A lock of the kernel is awaited without a limit, so another thread waits. If it gets the slot too late, it leaves it
+    at once.
+    """
+    entered, left = Future[_Slot](), threading.Event()
+
+    def hold() -> None:
+        try:
+            with slot as held:
+                entered.set_result(held)
+                left.wait()
+        except OSError as error:
+            entered.set_exception(error)
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    try:
+        yield _in_time(entered, end_s)
+    finally:
+        left.set()
+    thread.join()
+
+
+def _in_time(entered: Future[_Slot], end_s: float) -> _Slot:
+    try:
+        return entered.result(None if end_s == math.inf else max(0.0, end_s - time.monotonic()))
+    except TimeoutError as error:
+        raise TimeOver("the time for measuring is over") from error
 
 
 def _is_json(line: bytes) -> bool:
@@ -388,7 +424,7 @@ class _Run:
         batch: ArtifactBatch,
         measure: Callable[[], Mapping[str, Outcome]],
     ) -> None:
-        with place.slot() as slot:
+        with held_in_time(place.slot(), place.session.end_s) as slot:
             outcomes, conditions = measure_stable(place.session, place.clocks, measure)
         work = self._work(kind, place, operator, batch)
         self._times.add(

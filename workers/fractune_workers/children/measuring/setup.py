@@ -17,7 +17,7 @@ import tvm_ffi
 from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.plain_json import from_json
 from fractune_core.cuda import runtime_version
-from fractune_core.errors import ShareUnavailable
+from fractune_core.errors import BadBundle, ShareUnavailable, first_line
 from fractune_core.files.packs import ANCHOR, LOOP, PackManifest
 from fractune_core.files.sealed import MANIFEST
 from fractune_core.records import TimingPolicy
@@ -169,13 +169,16 @@ def _roof_of(software: Software, processor: Processor) -> Callable[[], Roof]:
 
 def packed_cpu_setup(folder: Path) -> MeasuringSetup:
     """The CPU of this host. `folder` has the pack's manifest and its kernels for the host. Raises BadBundle if this CPU
-    cannot run the pack's code.
+    cannot run the pack's code, and for kernels that are not code.
     """
     manifest, facts = _manifest(folder), read_cpuinfo(CPUINFO)
     check_code("the pack", {"architecture": manifest.architecture, "features": manifest.features}, facts)
     isa = host_isa(facts) or json.loads(manifest.target).get("mcpu") or _UNKNOWN
     anchor, loop = ((folder / name).read_bytes() for name in (ANCHOR, LOOP))
-    return cpu_setup(Software(manifest.target_key, _versions(manifest), isa, anchor, loop))
+    try:
+        return cpu_setup(Software(manifest.target_key, _versions(manifest), isa, anchor, loop))
+    except (AttributeError, RuntimeError) as error:
+        raise BadBundle(f"the pack's kernels for the host do not run ({first_line(error)}); make it again") from error
 
 
 def packed_gpu_setup(folder: Path, stream: int) -> MeasuringSetup:
