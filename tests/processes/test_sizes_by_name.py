@@ -13,6 +13,7 @@ from tests.support.decoders import write_decoder
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import Client, running_server
+from tests.unit.client.cli.commands.models.test_inspect import saved
 
 REFUSED: dict[str, tuple[dict[str, int], str]] = {
     "an unknown name": ({"n": 4}, "no open axis is named 'n'; the model leaves 'b', 's', 'past' open"),
@@ -49,4 +50,8 @@ def test_a_job_has_the_shapes_that_follow_from_sizes_and_no_other_sizes_make_one
             assert len(str(refused.value.details())) < 1000, name
         with pytest.raises(grpc.RpcError, match="sizes need an ONNX file"):
             created(client, other, {"s": 1})
+        long_names: dict[str, list[int | str | None]] = {f"{at}{'x' * 9000}": ["n"] for at in range(9)}
+        large = client.upload(saved(tmp_path / "large.onnx", long_names).read_bytes())
+        with pytest.raises(grpc.RpcError, match=r"the job's spec has 81[0-9]* bytes, and 16384 is the limit"):
+            created(client, large, {"n": 4})
         assert len(client.jobs.ListJobs(pb.ListJobsRequest()).jobs) == 1

@@ -61,7 +61,7 @@ _PERCENT = _Variable(r"(?!0+(\.0+)?$)(100(\.0+)?|[0-9]{1,2}(\.[0-9]{1,6})?)", "a
 _LIMIT = r"[0-9]{1,2}=[0-9]{1,15}[KMGkmg]?[Bb]?"
 _VARIABLES = {
     MPS_PERCENTAGE: _PERCENT,
-    MPS_PIPE_DIRECTORY: _Variable(r"/[^\x00-\x1f\x7f]*", "an absolute path"),
+    MPS_PIPE_DIRECTORY: _Variable(r"/.*", "an absolute path"),
     MPS_MEMORY_LIMIT: _Variable(
         r"[0-9]{1,2}=[0-9]{1,15}[KMGkmg]?[Bb]?(,[0-9]{1,2}=[0-9]{1,15}[KMGkmg]?[Bb]?)*", "0=8G"
     ),
@@ -91,7 +91,7 @@ class GpuEnvironment:
         said = {name: environ[name] for name in _VARIABLES if environ.get(name)}
         for name, value in said.items():
             wanted = _VARIABLES[name]
-            if len(value) > _MOST or not re.fullmatch(wanted.form, value):
+            if len(value) > _MOST or not value.isprintable() or not re.fullmatch(wanted.form, value):
                 raise BadRequest(f"{name} is {shortened(value, _SHOWN)!r}: set it to {wanted.example}, or unset it")
         percentage = said.get(MPS_PERCENTAGE, "")
         is_limited = said.get(HAMI_POLICY, "").lower() != "disable"
@@ -116,7 +116,7 @@ class GpuEnvironment:
     def lines(self) -> Iterator[str]:
         """The statements for people, each with the share to tune for."""
         if self.percentage:
-            share = f"mps:{self.percentage}" if self.percentage.isdigit() else "the nearest mps:PERCENT"
+            share = f"mps:{int(self.percentage)}" if self.percentage.isdigit() else "the nearest mps:PERCENT"
             yield f"{MPS_PERCENTAGE}={self.percentage}: at most this part of the SMs, no guarantee; tune for {share}"
         if self.pipe_directory:
             yield f"{MPS_PIPE_DIRECTORY}={self.pipe_directory}: an MPS daemon outside; its own percentage counts too"

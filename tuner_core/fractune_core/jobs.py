@@ -232,6 +232,9 @@ class JobSpec(JsonObject):
                 f"share '{by_kind['cpu']}' is of a CPU, '{by_kind['cuda']}' of a GPU, and a job is for one processor; "
                 "make a job for each"
             )
+        named = share_names(self.shares)
+        if named != tuple(self.shares):
+            raise BadRequest(f"shares {shortened(str(list(self.shares)), _SHOWN)}: write them as {', '.join(named)}")
 
     def _check_sharing(self) -> None:
         if self.namespace and not _NAMESPACE.fullmatch(self.namespace):

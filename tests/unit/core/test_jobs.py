@@ -34,6 +34,19 @@ def test_a_job_is_for_shares_of_one_processor() -> None:
     JobSpec(model="a" * 64, model_name="m.onnx", shares=("mps:25", "green:32", "full")).check()
 
 
+@pytest.mark.parametrize(
+    ("shares", "says"),
+    [
+        (["cpu:1..2", "cpu:1..2"], "share 'cpu:1..2' is named twice"),
+        ([f"cpu:1..{most}" for most in range(2, 30)], "more than 64 shares"),
+        ([" cpu:1"], r"shares \[' cpu:1'\]: write them as cpu:1"),
+    ],
+)
+def test_a_request_without_a_client_gets_the_same_checks_of_its_shares(shares: list[str], says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        JobSpec(model="a" * 64, model_name="m.onnx", shares=tuple(shares)).check()
+
+
 def test_a_job_leaves_out_shares_that_cannot_be_verified_and_limits_without_their_kernels() -> None:
     spec = JobSpec(model="a" * 64, model_name="m.onnx", shares=("cpu:1", "cpu:2", "cpu:1500m"))
     assert spec.without({"cpu:4": "busy"}) == spec

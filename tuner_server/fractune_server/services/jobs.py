@@ -235,6 +235,13 @@ _MOST_SPEC_BYTES = 2**14
 """limit of a job's spec, so that a page of jobs holds many"""
 
 
+def _check_size(spec: pb.CreateJobRequest | pb.JobSpec) -> None:
+    """Raises BadRequest."""
+    size = spec.ByteSize()
+    if size > _MOST_SPEC_BYTES:
+        raise BadRequest(f"the job's spec has {size} bytes, and {_MOST_SPEC_BYTES} is the limit; name less in it")
+
+
 class JobService(rpc.JobServiceServicer):
     def __init__(self, context: ServerContext, stopping: threading.Event) -> None:
         self._context = context
@@ -243,9 +250,7 @@ class JobService(rpc.JobServiceServicer):
         self._feeds = JobFeeds(context.notifier, context.store.jobs.revisions, self._view)
 
     def CreateJob(self, request: pb.CreateJobRequest, context: grpc.ServicerContext) -> pb.Job:
-        size = request.ByteSize()
-        if size > _MOST_SPEC_BYTES:
-            raise BadRequest(f"the job's spec has {size} bytes, and {_MOST_SPEC_BYTES} is the limit; name less in it")
+        _check_size(request)
         model = self._context.store.models.get(Collection.MODELS.parse(request.spec.model))
         name = request.spec.model_name or model.display_name
         check_file_name(name, "model_name")
@@ -254,6 +259,7 @@ class JobService(rpc.JobServiceServicer):
         if request.sizes:
             held = self._context.files.interface(model.sha256)
             spec = replace(spec, inputs=shapes_by_name(held, spec.inputs, dict(request.sizes)))
+            _check_size(to_proto(spec, pb.JobSpec))
         if spec.check_inputs:
             arrays = self._context.store.models.get(Collection.MODELS.parse(spec.check_inputs))
             self._context.files.check_inputs(arrays.sha256)

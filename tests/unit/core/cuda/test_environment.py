@@ -26,6 +26,7 @@ NONE = GpuEnvironment()
     [
         (ECS, GpuEnvironment("25", "", "0=8192M"), "at most this part of the SMs, no guarantee; tune for mps:25"),
         (PLUGIN, GpuEnvironment("", "/mps/nvidia.com/gpu/pipe"), "its own percentage counts too"),
+        ({MPS_PERCENTAGE: "05"}, GpuEnvironment("05"), "tune for mps:5"),
         ({MPS_PERCENTAGE: "12.5"}, GpuEnvironment("12.5"), "tune for the nearest mps:PERCENT"),
         ({HAMI_LIMIT: "50"}, GpuEnvironment(launch_percent=50), "a kernel that runs has all SMs; tune for full"),
         ({f"{HAMI_LIMIT}_0": "60", HAMI_LIMIT: "50"}, GpuEnvironment(launch_percent=60), "beyond 60 %"),
@@ -54,6 +55,8 @@ def test_the_statements(environ: dict[str, str], found: GpuEnvironment, says: st
         (MPS_PERCENTAGE, "25\n", r"is '25\\n': set it to"),
         (MPS_PIPE_DIRECTORY, "mps/pipe", "an absolute path"),
         (MPS_PIPE_DIRECTORY, "/mps\x1b[31m", r"is '/mps\\x1b\[31m': set it to an absolute path"),
+        (MPS_PIPE_DIRECTORY, "/mps\x9b31m", "an absolute path"),
+        (MPS_PIPE_DIRECTORY, "/mps\udcff", "an absolute path"),
         (MPS_PIPE_DIRECTORY, "/" + "a" * 5000, "an absolute path"),
         (MPS_MEMORY_LIMIT, "8G", "0=8G"),
         (HAMI_LIMIT, "-1", "from 0 to 100"),

@@ -91,9 +91,8 @@ def check_measured(record: TuningRecord) -> None:
 
 def _raise_first(record: TuningRecord, faults: Iterator[str]) -> None:
     try:
-        Share.parse(record.share)
-        Share.parse(record.granted.share)
-        fault = next(faults, "")
+        ranges = [share for share in map(Share.parse, (record.share, record.granted.share)) if share.ends]
+        fault = f"share '{ranges[0]}': no process is under a range" if ranges else next(faults, "")
     except BadRequest as error:
         fault = str(error)
     if fault:

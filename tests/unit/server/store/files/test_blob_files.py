@@ -84,6 +84,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         ({"policy": replace(VALIDATION_POLICY, choosing=-1)}, "-1 of its"),
         ({"cpu_secs": 0.0}, "must be above 0 and finite, and so must cpu_secs"),
         ({"attempts": -1}, "attempts is -1"),
+        ({"share": "cpu:1..2"}, "share 'cpu:1..2': no process is under a range"),
+        ({"granted": replace(granted(1), share="cpu:1..2")}, "share 'cpu:1..2': no process is under a range"),
         ({"worker": "a\x1b[2J"}, "one of its names has a character that is not printable"),
         ({"granted": replace(granted(1), unit="core\n")}, "one of its names has a character"),
         ({"disturbance": replace(DISTURBANCE, steal_s=math.nan)}, "disturbance must be 0 or more"),
