@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fractune.server.rpc import RECONNECT_S
+from fractune.text.output_files import read_small
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import BadRequest
 from fractune_core.model_inputs import CONSTANT, Input, SeveralShapes, combined_shapes
@@ -222,7 +223,7 @@ class Padding:
 def read_key(option: str, path: Path) -> bytes:
     """The content of a key's PEM file. Raises BadRequest if it cannot be read."""
     try:
-        return path.read_bytes()
+        return read_small(path)
     except OSError as error:
         raise BadRequest(f"{option} {path}: cannot be read ({error.strerror})") from error
 

@@ -1,8 +1,11 @@
-"""Output files of commands: an unwritable path is found before the work, and files appear whole."""
+"""Files that options name. An output that cannot be written is found before the work, and appears whole. An input has
+a limit.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -13,7 +16,19 @@ from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.files.bundles import SUFFIX
 from fractune_core.files.new_bundle import NewBundle
 
+_MOST_BYTES = 16 << 20
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def read_small(path: Path) -> bytes:
+    """The content of a file that people write, such as a key. Raises OSError, also above 16 MiB: an option may name a
+    device that never ends.
+    """
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return content
 
 
 def check_free(path: Path, *, force: bool) -> None:

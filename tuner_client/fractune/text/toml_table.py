@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fractune.text.output_files import read_small
 from fractune_core.errors import BadRequest
 
 Value = str | bool | int | float | list[str]
@@ -49,7 +50,7 @@ def _text(value: Value) -> str:
 def read_toml(path: Path, subject: str) -> dict[str, Any]:
     """The content of a TOML file. Raises BadRequest, which calls an unreadable file `subject` ("the prices")."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_small(path).decode())
     except OSError as error:
         raise BadRequest(f"{path}: cannot read {subject} ({error.strerror})") from error
     except RecursionError:

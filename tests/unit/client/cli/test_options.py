@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from fractune.cli.options import parse_inputs, parse_one_size, parse_part, parse_several, parse_sizes
+from fractune.cli.options import parse_inputs, parse_one_size, parse_part, parse_several, parse_sizes, read_key
+from fractune.features.shapes.sample import read_sample
+from fractune.text.toml_table import read_toml
 from fractune_core.errors import BadRequest
 
 
@@ -34,6 +39,19 @@ def test_any_other_part_is_refused(text: str, says: str) -> None:
     with pytest.raises(BadRequest) as refused:
         parse_part("--slack", text)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda path: read_key("--sign", path), lambda path: read_toml(path, "the models"), read_sample],
+    ids=["a key", "a table", "lengths"],
+)
+def test_a_file_without_an_end_is_not_read_whole(read: Callable[[Path], object], tmp_path: Path) -> None:
+    path = tmp_path / "long"
+    with path.open("wb") as file:
+        file.truncate((16 << 20) + 1)
+    with pytest.raises(BadRequest, match="File too large"):
+        read(path)
 
 
 def test_input_shapes_are_read() -> None:

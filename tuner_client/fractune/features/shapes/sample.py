@@ -10,6 +10,7 @@ from pathlib import Path
 from fractune.local.stack import own_env
 from fractune.local.timing_process import timing_process
 from fractune.models.open_sizes import settled
+from fractune.text.output_files import read_small
 from fractune.text.text import time_text
 from fractune_core.analysis.bucket_choice import STEP, BucketChoice, choose_buckets, interpolated
 from fractune_core.errors import BadModel, BadRequest
@@ -40,7 +41,7 @@ _MOST_LENGTH = 2**20
 def read_sample(path: Path) -> list[int]:
     """The lengths in a file, one a line. Raises BadRequest for another file, with the line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_small(path).decode().splitlines()
     except (OSError, ValueError) as error:
         raise BadRequest(f"--sample {path}: cannot be read ({error}); name a text file with a length a line") from error
     found = []
@@ -48,7 +49,7 @@ def read_sample(path: Path) -> list[int]:
         text = line.strip()
         if not text:
             continue
-        if not text.isdecimal() or not 1 <= int(text) <= _MOST_LENGTH:
+        if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= _MOST_LENGTH:
             raise BadRequest(f"--sample {path}, line {number}: '{text[:40]}' is not a length from 1 to {_MOST_LENGTH}")
         found.append(int(text))
     if not found:

@@ -36,7 +36,12 @@ def test_a_sample_has_a_length_a_line(tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text("12\n\n 7 \n", encoding="utf-8")
     assert read_sample(path) == [12, 7]
-    for text, says in (("12\nx\n", "line 2: 'x' is not a length from 1"), ("0\n", "line 1: '0'"), ("\n", "it has no")):
+    for text, says in (
+        ("12\nx\n", "line 2: 'x' is not a length from 1"),
+        ("9" * 5000, "line 1: '9{40}'"),
+        ("0\n", "line 1: '0'"),
+        ("\n", "it has no"),
+    ):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(BadRequest, match=says):
             read_sample(path)
