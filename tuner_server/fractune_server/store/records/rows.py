@@ -77,6 +77,8 @@ def within(namespace: str) -> ColumnElement[bool]:
 
 _LONGEST = 64
 """characters of what a record is found by"""
+_LEAST_S, _MOST_S = 1e-12, 1e9
+"""of a run: sums of such times, and operations divided by them, stay finite"""
 
 
 def check_record(record: TuningRecord) -> None:
@@ -144,8 +146,8 @@ def _number_faults(record: TuningRecord) -> Iterator[str]:
     if (record.status is Status.OK) != bool(record.run_secs):
         yield f"status is '{record.status}' with {len(record.run_secs)} run times"
     cpu_secs = () if record.cpu_secs is None else (record.cpu_secs,)
-    if not all(math.isfinite(secs) and secs > 0 for secs in (*record.run_secs, *cpu_secs)):
-        yield "run times must be above 0 and finite, and so must cpu_secs where it is known"
+    if not all(_LEAST_S <= secs <= _MOST_S for secs in (*record.run_secs, *cpu_secs)):
+        yield f"run times must be from {_LEAST_S:g} to {_MOST_S:g} s, and so must cpu_secs where it is known"
     if not all(map(math.isfinite, (record.anchor_ratio, record.build_secs, record.policy.min_repeat_ms))):
         yield "anchor_ratio, build_secs and min_repeat_ms must be finite"
     if record.policy.cache not in {WARM, COLD}:
