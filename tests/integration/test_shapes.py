@@ -26,7 +26,8 @@ def test_two_lengths_are_tuned_and_every_length_runs(tmp_path: Path) -> None:
     )
     said = events(run_fractune(*command))
     steps = [each["text"] for each in said if each["event"] == "step"]
-    assert steps[:2] == ["shape 1 of 2: ids 1x16, mask 1x16", "shape 2 of 2: ids 1x8, mask 1x8"]
+    assert steps[0].startswith("the open batch of 'ids', 'mask' is 1")
+    assert steps[1:3] == ["shape 1 of 2: ids 1x16, mask 1x16", "shape 2 of 2: ids 1x8, mask 1x8"]
     assert [each["shares"][0]["share"] for each in said if each["event"] == "result"] == ["cpu:1"] * 2
     joined = said[-1]
     assert (joined["event"], joined["padding"]["proved"], len(joined["buckets"])) == ("joined", True, 2)
