@@ -159,7 +159,7 @@ def _root_mean_square(values: Array) -> float:
 
 
 def _distance(one: Array, other: Array) -> Array:
-    """Zero where one of both is no number."""
+    """Zero where one of the two is not finite."""
     import numpy as np
 
     both = np.isfinite(one) & np.isfinite(other)

@@ -1,4 +1,4 @@
-"""The calls on a lent GPU: each step ends at its own time, leaves its line, and what it found goes back at once."""
+"""The calls on a lent GPU: each step ends at its own time, leaves its line, and sends back its results at once."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def settled_or_asked(
     model: Path, inputs: SeveralShapes, sizes: Sizes, report: Callable[[str], None], *, may_ask: bool
 ) -> SeveralShapes:
     """The inputs with sizes for what the model leaves open; a terminal is asked for them. Raises BadModel, and
-    OpenSizes where there is no terminal.
+    OpenSizes without a terminal.
     """
     if is_model_script(model):
         return inputs

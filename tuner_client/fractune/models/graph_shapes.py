@@ -345,7 +345,7 @@ def _weighted(axis: int, of_weights: int) -> Rule:
 
 
 def _windows(node: Any, first: Shape, sides: Sequence[int | None], where: str) -> Iterator[Pair]:
-    """A window is no larger than what it moves over."""
+    """A window is at most as large as what it moves over."""
     if any(each.name == "auto_pad" and each.s not in (b"NOTSET", b"VALID") for each in node.attribute):
         return
     pads, dilations = _integers(node, "pads"), _integers(node, "dilations")

@@ -191,7 +191,7 @@ class _Rhythm:
         self._shown = 0.0
 
     def is_due(self, news: object, least_s: float = 0.0) -> bool:
-        """Whether to show it now; what is no news waits for `least_s` too. Then it counts as shown."""
+        """Whether to show it now, which counts as shown. The same news waits for `least_s` too."""
         now = time.monotonic()
         self._began = now if self._began is None else self._began
         waits_s = max(self._least_s, least_s, (now - self._began) / _OF_AGE)

@@ -1,4 +1,4 @@
-"""What containers are told of their share of a GPU: variables that are read, and values that are refused."""
+"""The share of a GPU in a container's environment: variables that are read, and values that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle that serves more than the new one, and a file that is no bundle, are replaced on demand only."""
+"""A bundle that serves more than the new one, or another kind of file, is replaced on demand only."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from fractune_core.shares import Share
 
 
 def only_length(held: Interface) -> str:
-    """The one open axis that is no batch, as a key of `sizes`. Raises BadRequest if there is another number of them."""
+    """The only open axis beside the batch, as a key of `sizes`. Raises BadRequest without one, or with several."""
     names = held.sizes_with()
     ranks = {each.name: len(each.shape or ()) for each in held.inputs}
     found: dict[object, str] = {}
@@ -117,7 +117,7 @@ def chosen_sizes(
     report_line: Callable[[str], None],
 ) -> dict[str, list[int]]:
     """The sizes of axes by name or place. None stands for sizes by the lengths in the file `sample`, an empty name for
-    the one open axis that is no batch. Raises as `buckets_for`, and BadModel for a file that is not ONNX.
+    the only open axis beside the batch. Raises as `buckets_for`, and BadModel for a file that is not ONNX.
     """
     _check_auto(sizes, sample, most)
     known = {key: found for key, found in sizes.items() if found is not None}
