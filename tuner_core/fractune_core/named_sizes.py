@@ -24,6 +24,9 @@ Sizes: TypeAlias = Mapping[str, int | Sequence[int]]
 """by the name of an axis, its place (`ids:1`), or a sum or product of names; several for a model tuned for several"""
 NAMELESS = frozenset({"", "?", "-1", "None"})
 """Exporters write these for axes without a name; two of them need not be equal"""
+BATCH_NAME = re.compile(r".*batch.*|num_beams?|n|b|bs|bsz", re.IGNORECASE)
+PAST_NAME = re.compile(r"(.*[._])?past([._].*)?", re.IGNORECASE)
+"""how exporters call the batch, and the positions that a cache holds"""
 MOST_SIZE = 2**31 - 1
 MOST_COMBINATIONS = 1000
 _MOST_FORMULA_CHARACTERS = 200

@@ -19,7 +19,7 @@ from fractune_core.codec.plain_json import is_storable, read_json
 from fractune_core.errors import BadModel, shortened, some_of
 from fractune_core.files.onnx_file import Interface, read_interface
 from fractune_core.model_inputs import CONSTANT
-from fractune_core.named_sizes import MOST_SIZE
+from fractune_core.named_sizes import BATCH_NAME, MOST_SIZE, PAST_NAME
 
 _OPTIMUM, _GENAI = "config.json", "genai_config.json"
 _MOST_CONFIG_BYTES = 1 << 20
@@ -39,10 +39,8 @@ _SOURCE, _MELS = "max_source_positions", "num_mel_bins"
 _LONGEST = 512
 """of suggested texts without a cache"""
 _PASTS, _STEPS, _TEXTS = (256, 1024), (1, 64), (64, 256)
-_BATCH_NAME = re.compile(r".*batch.*|num_beams?|b|bs|n", re.IGNORECASE)
-_PAST_NAME = re.compile(r"past.*|.*[_.]past([_.].*)?", re.IGNORECASE)
 _ENCODER_NAME = re.compile(r"encoder_.*(seq|len).*", re.IGNORECASE)
-_LENGTH_NAME = re.compile(r".*(seq|len|tokens).*|s", re.IGNORECASE)
+_TEXT_NAME = re.compile(r".*(seq|len|tokens).*|s", re.IGNORECASE)
 _HALF_NAME = re.compile(r".*/ ?2|.*length_out", re.IGNORECASE)
 _TOTAL_NAME = re.compile(r"total.*", re.IGNORECASE)
 
@@ -161,17 +159,17 @@ def _sizes(found: Interface, config: Mapping[str, int]) -> dict[str, tuple[int, 
     """
     context = next((config[key] for key in _CONTEXT if key in config), _LONGEST)
     names = found.sizes_with().names
-    has_past = any(map(_PAST_NAME.fullmatch, names))
+    has_past = any(map(PAST_NAME.fullmatch, names))
     steps = _STEPS[:1] if any(map(_ENCODER_NAME.fullmatch, names)) else _STEPS
     frames = 2 * config[_SOURCE] if {_SOURCE, _MELS} <= config.keys() else 0
     rules = (
-        (_BATCH_NAME, (1,)),
+        (BATCH_NAME, (1,)),
         (re.compile("feature_size"), (config.get(_MELS, 0),)),
         (_HALF_NAME, (frames // 2,)),
         (_ENCODER_NAME, (frames,) if frames else _up_to(min(context, _LONGEST), _TEXTS)),
-        (_PAST_NAME, _up_to(context - 1, _PASTS)),
+        (PAST_NAME, _up_to(context - 1, _PASTS)),
         (_TOTAL_NAME, ()),
-        (_LENGTH_NAME, _up_to(context, steps) if has_past else _up_to(min(context, _LONGEST), _TEXTS)),
+        (_TEXT_NAME, _up_to(context, steps) if has_past else _up_to(min(context, _LONGEST), _TEXTS)),
     )
     made = {name: next((sizes for rule, sizes in rules if rule.fullmatch(name)), ()) for name in names}
     return {name: sizes for name, sizes in made.items() if sizes and min(sizes) > 0}

@@ -29,7 +29,7 @@ from fractune_core.files.fused import is_fused
 from fractune_core.files.onnx_file import Interface, Tensor, read_interface, read_outline
 from fractune_core.host.sandboxing.sandbox import plain_environment
 from fractune_core.model_inputs import Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
-from fractune_core.named_sizes import NAMELESS, Dim, Formula, NamedSizes, Place, Sizes, each_size
+from fractune_core.named_sizes import BATCH_NAME, NAMELESS, PAST_NAME, Dim, Formula, NamedSizes, Place, Sizes, each_size
 
 _CHILD = "fractune.models.sizes_child"
 _CHILD_TIMEOUT_S = 10.0
@@ -47,12 +47,10 @@ _GUESSES = {
 _CACHE, _STEP = (256, "a guess for a cache"), (1, "a guess: one step, as the model has a cache")
 _GIVEN = "given"
 _COLOURS = (1, 3)
-_BATCH_NAME = re.compile(r".*batch.*|n|b|bs|bsz", re.IGNORECASE)
 _LENGTH_NAME = re.compile(r".*(seq|len|time|frames|tokens|words|steps|past|total).*|[tls]", re.IGNORECASE)
 _IMAGE_NAME = re.compile(r"(.*[_.])?(height|width|[hw]|ih|iw)|.*(image|img)_?size", re.IGNORECASE)
 _SAMPLES_NAME = re.compile(r".*(samples|audio|pcm).*", re.IGNORECASE)
 _AUDIO_NAME = re.compile(r".*(audio|wav|sound|speech|signal|samples|pcm).*", re.IGNORECASE)
-_PAST_NAME = re.compile(r"(.*[._])?past([._].*)?", re.IGNORECASE)
 _STATE_NAME = re.compile(r".*(state|hidden|cell|cache).*|[hc](_?\d|_?in|n|0)?", re.IGNORECASE)
 
 
@@ -244,13 +242,13 @@ def _variables(inputs: Sequence[Tensor], names: NamedSizes, known: Mapping[str, 
     for place, formula in names.axes.items():
         places.setdefault(formula, []).append(place)
     tensors = {each.name: each for each in inputs}
-    has_cache = any(map(_PAST_NAME.fullmatch, names.names))
+    has_cache = any(map(PAST_NAME.fullmatch, names.names))
     variables = []
     for formula, found in places.items():
         name, role = str(formula), _role("" if str(formula) in names.nameless else str(formula), found, tensors)
         size, why = _GUESSES[role]
         if has_cache and role == LENGTH:
-            size, why = _CACHE if _PAST_NAME.fullmatch(name) else _STEP
+            size, why = _CACHE if PAST_NAME.fullmatch(name) else _STEP
         is_known = formula.value(known) is not None
         variables.append(
             Variable(
@@ -267,7 +265,7 @@ def _variables(inputs: Sequence[Tensor], names: NamedSizes, known: Mapping[str, 
 
 
 def _role(name: str, places: Sequence[Place], tensors: Mapping[str, Tensor]) -> str:
-    if _BATCH_NAME.fullmatch(name):
+    if BATCH_NAME.fullmatch(name):
         return BATCH
     if _IMAGE_NAME.fullmatch(name):
         return IMAGE
