@@ -23,7 +23,7 @@ from fractune_runtime.decoder import DecoderSession
 from fractune_runtime.model import Model, warn_caller
 from fractune_runtime.sessions import Feeder, RuntimeMissing, Session, held_session, keep_forever, open_shapes
 from fractune_runtime.tvm_runtime.interface import Bound, Interface
-from fractune_runtime.tvm_runtime.tensors import TensorSpec, open_arrays
+from fractune_runtime.tvm_runtime.tensors import TensorSpec, open_arrays, random_inputs
 
 if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array
@@ -173,6 +173,10 @@ class BucketedModel(Model):
                 f"no bucket has the shapes {_text(inputs)}; give those of a bucket: {self._buckets_text()}"
             )
         return self._member(way.member)
+
+    def random_inputs(self, seed: int = 0, *, bucket: int = -1) -> dict[str, Array]:
+        """As `Model.random_inputs`, of the shapes of the bucket with this number, by default the largest."""
+        return random_inputs(self._interfaces[bucket].inputs, seed)
 
     def begin_in_child(self) -> None:
         super().begin_in_child()

@@ -84,6 +84,12 @@ SizesByName = Annotated[
         help="Size of all open axes of this name in an ONNX file (see inspect); tune takes several, as NAME=16,64.",
     ),
 ]
+SizesOfBundle = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--size", metavar="NAME=128", help="Only the shapes with this size of the axes of this name in the ONNX file."
+    ),
+]
 Lengths = Annotated[
     list[str] | None,
     typer.Option(

@@ -14,6 +14,7 @@ from typing import Any
 
 from fractune_core.codec.plain_json import JsonObject
 from fractune_core.errors import BadRequest
+from fractune_core.named_sizes import NamedSizes
 
 BATCH, LENGTH = "batch", "length"
 UNKNOWN = "?"
@@ -189,3 +190,25 @@ def _between_complaint(members: Sequence[Mapping[str, Any]], axes: OpenAxes) -> 
     if any(set(point["sizes"]) != set(axes.symbols) for point in points):
         return "'between' has sizes that are not those of its axes"
     return ""
+
+
+def named_sizes(manifest: Mapping[str, Any]) -> NamedSizes:
+    """The open axes of a bundle's model: by the names of its ONNX file, or by the symbols of several shapes."""
+    symbols = manifest.get("buckets", {}).get("axes", {}).get("inputs", {})
+    return NamedSizes(manifest.get("dims") or {name: [each or 1 for each in axes] for name, axes in symbols.items()})
+
+
+def members_of(whole: Mapping[str, Any], members: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> list[int]:
+    """The members of a bundle, by number, that are for these sizes by name; `whole` and `members` are manifests. Raises
+    BadRequest for an unknown name, and for sizes that no member has.
+    """
+    names = named_sizes(whole)
+    wanted = names.solved({}, sizes)
+    held = [names.solved(input_shapes(each), {}) for each in members]
+    found = [number for number, each in enumerate(held) if wanted.items() <= each.items()]
+    if not found:
+        known = dict.fromkeys(sizes_text({name: each[name] for name in wanted if name in each}) for each in held)
+        raise BadRequest(
+            f"--size: the bundle is for {'; '.join(known)}, and not for {sizes_text(wanted)}; give sizes that it has"
+        )
+    return found

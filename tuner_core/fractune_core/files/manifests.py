@@ -39,6 +39,8 @@ _MOST_ELEMENTS = 2**31 - 1
 _MOST_DIMENSIONS = 32
 """NumPy 1 has no more"""
 _LARGEST_COUNT = 2**63 - 1
+_MOST_NAME_CHARACTERS = 200
+"""of an axis"""
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 """No model's time is shorter or longer"""
 
@@ -117,6 +119,7 @@ def _complaints(manifest: dict[str, Any]) -> Iterator[str]:
             yield f"two of '{field}' have one name"
     yield from _weight_complaints(manifest["weights"])
     yield from _slot_complaints(manifest)
+    yield from _dims_complaints(manifest)
     yield from _cache_complaints(manifest)
     yield from _variant_complaints(manifest)
     yield from _measured_complaints(manifest)
@@ -157,6 +160,23 @@ def _slot_complaints(manifest: dict[str, Any]) -> Iterator[str]:
     for tensor in (*manifest["inputs"], *manifest["outputs"]):
         if tensor["shape"][:1] != [len(manifest["slots"])]:
             yield f"'{tensor['name']}' does not have the slots as its first dimension"
+
+
+def _dims_complaints(manifest: dict[str, Any]) -> Iterator[str]:
+    """Of an ONNX file: the axes of inputs as it has them. A size there is the input's own."""
+    dims, shapes = manifest.get("dims", {}), {each["name"]: each["shape"] for each in manifest["inputs"]}
+    if not isinstance(dims, dict) or not all(_list_of(_is_dim)(each) for each in dims.values()):
+        yield "'dims' is not lists of sizes, names or nulls by input"
+        return
+    for name, axes in dims.items():
+        shape = shapes.get(name)
+        fixed = (
+            None
+            if shape is None
+            else [dim if isinstance(dim, int) else size for dim, size in zip(axes, shape, strict=False)]
+        )
+        if fixed != shape or len(axes) != len(shape or ()):
+            yield f"'dims' has other axes than the input {name[:80]!a}"
 
 
 def _cache_complaints(manifest: dict[str, Any]) -> Iterator[str]:
@@ -252,6 +272,15 @@ def _is_object(value: Any) -> bool:
 
 def _is_dimension(value: Any) -> bool:
     return type(value) is int and value >= 0
+
+
+def is_dim_name(value: Any) -> bool:
+    """Whether `dims` may have it for an open axis."""
+    return _is_shown(value) and len(value) <= _MOST_NAME_CHARACTERS
+
+
+def _is_dim(value: Any) -> bool:
+    return value is None or _is_dimension(value) or is_dim_name(value)
 
 
 def _is_count(value: Any) -> bool:

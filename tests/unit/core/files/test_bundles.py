@@ -101,6 +101,16 @@ def test_times_that_choose_of_other_variants_than_those_measured_are_refused(cho
         Bundle(bundle_bytes(measured=measured, choosing=choosing))
 
 
+@pytest.mark.parametrize(
+    "dims", [[], {"y": [2]}, {"x": [3]}, {"x": [None, None]}, {"x": ["a\n"]}, {"x": [2.0]}, {"x": 2}]
+)
+def test_axes_of_a_file_that_are_not_those_of_its_inputs_are_refused(dims: object) -> None:
+    inputs = [tensor()]
+    assert Bundle(bundle_bytes(inputs=inputs, dims={"x": ["length"]})).manifest["dims"]
+    with pytest.raises(BadBundle, match="'dims'"):
+        Bundle(bundle_bytes(inputs=inputs, dims=dims))
+
+
 def test_the_same_contents_make_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:
     first = a_bundle()
     monkeypatch.setattr(time, "localtime", lambda *_: time.gmtime(1_000_000_000))

@@ -20,7 +20,7 @@ from fractune.local.timing_process import timing_process
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.output_files import check_writable
 from fractune_core.errors import BadBundle, BadRequest, first_line
-from fractune_core.files.buckets import Buckets
+from fractune_core.files.buckets import Buckets, members_of
 from fractune_core.files.bundles import JOINED_FORMAT, Bundle
 from fractune_core.files.checked import FIELD, Checked
 from fractune_core.files.compared import MODEL, ONNX_RUNTIME, OURS, RUNTIMES, Compared, Runtime, all_compared
@@ -113,6 +113,7 @@ def compete(
     repeats: int = REPEATS,
     inexact: bool = False,
     check_inputs: str | os.PathLike[str] | None = None,
+    sizes: Mapping[str, int] | None = None,
     progress: LineProgress = True,
 ) -> CompeteResult:
     """Time the bundle at each CPU share beside `model`, the ONNX file that it was made from, in other runtimes.
@@ -121,6 +122,7 @@ def compete(
     take turns, have a thread for each core, and do not spin while they wait. A runtime that is faster beyond the noise
     serves the share from then on. The bundle gets the file, the runtime's version and settings, and `fractune.load`
     uses it where that version is installed. The bundle is replaced; a signature is lost. `shares` are some of its own.
+    Of several shapes those with these `sizes` by name compete, by default all.
     With `inexact` runtimes compute by their defaults: bfloat16, data rounded to 8 bits, products that may saturate.
 
     Before that the bundle's outputs are compared with those of `model`, on the arrays of the .npz file `check_inputs`
@@ -137,13 +139,13 @@ def compete(
         return _checked_members(opened, Path(bundle), Path(model), members, inputs)
 
     contest = {"runtimes": check_runtimes(runtimes), "repeats": repeats, "exact": not inexact}
-    return _held(Path(bundle), Path(model), contest, shares, report, check)
+    return _held(Path(bundle), Path(model), contest, shares, report, check, sizes or {})
 
 
 def compete_tuned(bundle: Path, model: Path, runtimes: Sequence[str], report: Callable[[str], None]) -> CompeteResult:
     """As `compete`, of a bundle that was just made: its job has compared the outputs."""
     contest = {"runtimes": list(runtimes), "repeats": REPEATS, "exact": True}
-    return _held(bundle, model, contest, None, report, lambda *_: {})
+    return _held(bundle, model, contest, None, report, lambda *_: {}, {})
 
 
 def _held(
@@ -153,12 +155,13 @@ def _held(
     shares: str | Sequence[str] | None,
     report: Callable[[str], None],
     check: Callable[[Bundle, Sequence[int | None]], dict[int | None, Checked]],
+    sizes: Mapping[str, int],
 ) -> CompeteResult:
     with contextlib.closing(Bundle(path)) as opened:
         _check_model(opened, onnx)
         check_writable("BUNDLE", path)
         at = _shares(opened, shares)
-        members = _compared_apart(opened)
+        members = _compared_apart(opened, sizes)
         checked = check(opened, members)
         contest = {"onnx": str(onnx), **contest}
         pads = _pads(opened)
@@ -183,9 +186,13 @@ def check_runtimes(given: str | Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _compared_apart(bundle: Bundle) -> Sequence[int | None]:
-    """The numbers of the members for several shapes; None for a bundle that is compared as a whole."""
-    return list(range(len(bundle.members))) if "buckets" in bundle.manifest else [None]
+def _compared_apart(bundle: Bundle, sizes: Mapping[str, int]) -> Sequence[int | None]:
+    """The numbers of the members for several shapes that have these sizes; None for a bundle that is compared as a
+    whole. Raises BadRequest.
+    """
+    several = "buckets" in bundle.manifest
+    fitting = members_of(bundle.manifest, [each.manifest for each in (bundle.members if several else [bundle])], sizes)
+    return fitting if several else [None]
 
 
 def _checked_members(

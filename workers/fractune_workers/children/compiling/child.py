@@ -32,6 +32,7 @@ from fractune_workers.children.compiling.implementations import (
 from fractune_workers.children.compiling.signature import (
     Names,
     describe_constants,
+    describe_dims,
     describe_main,
     metadata_in_file,
     names_in_file,
@@ -265,6 +266,7 @@ def compile_bundle(
         **({"caches": caches} if caches else {}),
         **({"slots": list(prepared.slots), "apart": list(prepared.apart)} if prepared.slots else {}),
         **describe_constants(inputs),
+        **({} if prepared.slots else describe_dims(Path(path), interface["inputs"])),
         "weights": layout,
         "variants": described,
         "versions": {"tvm": tvm.__version__, "fractune": __version__},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tvm
@@ -11,6 +12,8 @@ from tvm import relax
 
 from fractune_core.codec.plain_json import is_storable, read_json
 from fractune_core.files.archives import Archive, BadArchive
+from fractune_core.files.manifests import is_dim_name
+from fractune_core.files.onnx_file import read_interface
 from fractune_core.model_inputs import constants_in, shapes_in
 
 _ZIP = b"PK\x03\x04"
@@ -38,6 +41,18 @@ def _onnx_names(data: bytes) -> Names:
     if model is None:
         return [], []
     return [value.name for value in inputs_of(model.graph)], [value.name for value in model.graph.output]
+
+
+def describe_dims(path: Path, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`dims` of a manifest with these inputs: their axes as the ONNX file has them. Absent for other formats."""
+    found = read_interface(path)
+    held = {each.name: each.shape for each in found.inputs} if found else {}
+    dims = {
+        each["name"]: [dim if isinstance(dim, int) or is_dim_name(dim) else None for dim in shape]
+        for each in inputs
+        if (shape := held.get(each["name"])) is not None and len(shape) == len(each["shape"])
+    }
+    return {"dims": dims} if dims else {}
 
 
 def metadata_in_file(data: bytes) -> dict[str, Any]:

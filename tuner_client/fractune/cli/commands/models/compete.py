@@ -32,6 +32,7 @@ def compete(
         bool, typer.Option("--inexact", help="Let runtimes round as they do by default (bfloat16, 8 bits).")
     ] = False,
     check_inputs: options.CheckInputs = None,
+    sizes: options.SizesOfBundle = None,
     record: Annotated[bool, typer.Option("--record", help="Keep the times in the log of the server.")] = False,
     as_json: options.Json = False,
     *,
@@ -47,6 +48,7 @@ def compete(
         repeats=repeats,
         inexact=inexact,
         check_inputs=check_inputs,
+        sizes=options.parse_one_size(sizes),
         progress=not as_json,
     )
     if as_json:

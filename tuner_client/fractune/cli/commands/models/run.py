@@ -30,6 +30,7 @@ from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.errors import BadRequest
+from fractune_core.files.buckets import members_of
 from fractune_core.files.compared import EXACT_ONNX_RUNTIME, ONNX_RUNTIME, RUNTIMES
 from fractune_core.files.replacing import replacing_file
 from fractune_core.names import UNTUNED_VARIANT
@@ -69,6 +70,7 @@ def run(
         str | None, typer.Option("--share", help="Confine this process to the share first (default: no change).")
     ] = None,
     inputs: Annotated[Path | None, typer.Option("--inputs", help=".npz file with the inputs by name.")] = None,
+    sizes: options.SizesOfBundle = None,
     slot: Annotated[
         int | None, typer.Option("--slot", help="Run only this slot of a fused model (default: all).")
     ] = None,
@@ -98,6 +100,8 @@ def run(
     """Run a bundle at this process's share and time it, tuned and untuned."""
     if (compare is None) != (model_file is None):
         raise BadRequest("--compare and --model go together: --compare onnxruntime --model FILE.onnx")
+    if inputs is not None and sizes:
+        raise BadRequest("--inputs and --size exclude each other: the arrays of the file have their sizes; give one")
     if save_outputs is not None:
         check_writable("--save-outputs", save_outputs)
     key = options.read_key("--public-key", public_key) if public_key else None
@@ -107,7 +111,7 @@ def run(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of an untuned variant: the report says it
         model = load(bundle, share=share, public_key=key, policy=policy, goal=goal, threads=threads)
-    given = read_inputs(inputs) if inputs else _random_inputs(model, slot)
+    given = read_inputs(inputs) if inputs else _random_inputs(model, slot, options.parse_one_size(sizes))
     choice = model.choice_for(given) if isinstance(model, BucketedModel) else model.choice
     if compare is not None and model_file is not None:
         _check_compare(bundle.name, model, choice)
@@ -159,9 +163,11 @@ def _confine(share: Share) -> None:
         confine_gpu(share)
 
 
-def _random_inputs(model: Model, slot: int | None) -> dict[str, Array]:
-    """Inputs of the slot if it exists, else of all slots."""
-    inputs = model.random_inputs()
+def _random_inputs(model: Model, slot: int | None, sizes: Mapping[str, int]) -> dict[str, Array]:
+    """Inputs of the slot if it exists, else of all slots; of several shapes those of the largest with these sizes."""
+    members = model.bundle.members if isinstance(model, BucketedModel) else [model.bundle]
+    fitting = members_of(model.bundle.manifest, [each.manifest for each in members], sizes)
+    inputs = model.random_inputs(bucket=fitting[-1]) if isinstance(model, BucketedModel) else model.random_inputs()
     if slot is None or not 0 <= slot < len(model.slots):
         return inputs
     return {name: array[slot] for name, array in inputs.items()}

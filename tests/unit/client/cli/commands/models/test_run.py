@@ -18,6 +18,7 @@ import pytest
 
 from fractune.cli import main
 from fractune.comparing import interleaved
+from fractune.features.shapes.join import join
 from fractune_core.agreement import differences
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_runtime.sessions import OnnxRuntimeSession
@@ -304,3 +305,25 @@ def test_a_model_in_parts_has_no_profile(run: Run, in_parts: Small) -> None:
     code, _, err = run(str(in_parts.bundle), "--repeats", "3", "--profile", "--allow-unmeasured")
     assert code != 0
     assert "--profile takes a bundle of one shape that is not in parts" in err
+
+
+def test_sizes_by_name_choose_the_shape(
+    run: Run, encoders: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    joined = tmp_path / "j.fractune"
+    join([encoders / f"encoder-{size}.fractune" for size in ("1x8", "1x16", "2x16")], out=joined)
+    for sizes, shape in ((("length=8",), [1, 8]), (("batch=1",), [1, 16]), (("batch=2", "ids:1=16"), [2, 16])):
+        code, out, _ = run(str(joined), "--repeats", "3", "--json", *(f"--size={each}" for each in sizes))
+        assert code == 0
+        assert json.loads(out)["outputs"][0]["shape"][:2] == shape
+    for sizes, says in (
+        (("length=9",), "the bundle is for length 8; length 16, and not for length 9; give sizes that it has"),
+        (("batch=2", "length=8"), "and not for batch 2 length 8"),
+        (("width=8",), "no open axis is named 'width'; the model leaves 'batch', 'length' open"),
+    ):
+        given = [f"--size={each}" for each in sizes]
+        competed = main(["compete", str(joined), "--model", str(encoders / "encoder.onnx"), *given])
+        assert (competed, capfd.readouterr().err.count(says)) == (BadRequest.exit_code, 1)
+        code, _, told = run(str(joined), *given)
+        assert (code, told.count("\n")) == (BadRequest.exit_code, 1)
+        assert says in told
