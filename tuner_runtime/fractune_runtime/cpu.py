@@ -73,12 +73,12 @@ class OnCpu:
         except MISFITS as error:
             raise self._failure(error) from error
 
-    def bound(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+    def bound(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> Callable[..., None]:
         compute = variant.bound(arguments, outputs)
 
-        def run() -> None:
+        def run(*first: int) -> None:
             try:
-                compute()
+                compute(*first)
             except MISFITS as error:
                 raise self._failure(error) from error
 

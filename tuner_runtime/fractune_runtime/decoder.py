@@ -9,18 +9,18 @@ A bundle's buckets differ in the new tokens of a call and in the rows before the
 each cache. The rows in use end where the new ones begin. So a call with a bucket of P rows reads the P rows before, and
 the mask hides those that are not in use. The place of these rows moves from call to call; no row is ever copied. Where
 an operator writes new rows into a cache of all rows (GroupQueryAttention), rows stay where they are.
+
+Each bucket has arrays for its inputs and outputs that stay, so a call allocates nothing but its result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fractune_core.errors import BadRequest
-from fractune_runtime.tvm_runtime.runtime import aligned_bytes
-from fractune_runtime.tvm_runtime.tensors import TensorSpec, as_arrays, numpy_dtype, over
+from fractune_runtime.tvm_runtime.tensors import CacheRows, TensorSpec, array_of, as_arrays
 
 if TYPE_CHECKING:
     from fractune_core.files.bundles import Bundle
@@ -44,8 +44,10 @@ class Decodes(Protocol):
         """Of the inputs and the outputs."""
         ...
 
-    def run_cached(self, inputs: Mapping[str, Any]) -> list[Array]:
-        """The outputs that are no caches. The new rows of the caches are written into the tensors among the inputs."""
+    def bind_cached(self, inputs: Mapping[str, Any], outputs: Sequence[Any]) -> Callable[[int], None]:
+        """A call that computes the outputs that are no caches, and writes new rows into the buffers among the inputs.
+        It takes the number of the row with which the buffers begin.
+        """
         ...
 
 
@@ -66,26 +68,33 @@ class DecoderSession:
         self._buckets = [_Bucket.of(model, inputs or {}) for model in models]
         self.capacity = max(each.most for each in self._buckets)
         rows = self.capacity + max(each.tokens for each in self._buckets)
-        self._caches = [_Rows(spec, axis, rows, self.capacity) for spec, axis in self._buckets[-1].caches]
+        self._caches = [CacheRows(spec, axis, rows, self.capacity) for spec, axis in self._buckets[-1].caches]
+        self._calls: dict[int, _Call] = {}
+        """by the number of the bucket"""
         self.length = 0
 
-    def prefill(self, ids: Any) -> Array:
+    def prefill(self, ids: Any, out: Array | None = None) -> Array:
         """Append tokens (length, or batch and length) in chunks of the largest bucket. Returns the logits (batch,
-        vocabulary) behind the last. Raises BadRequest if the cache has no room for all of them; then it is unchanged.
+        vocabulary) behind the last, in the array `out` if there is one. Raises BadRequest if the cache has no room for
+        all of them; then it is unchanged.
         """
         tokens = self._tokens(ids)
-        count = tokens.shape[1]
         begin, made = 0, tokens
-        for bucket, size in self._plan(count):
-            made = self._run(bucket, tokens[:, begin : begin + size])
+        for number, size in self._plan(tokens.shape[1]):
+            made = self._run(number, tokens[:, begin : begin + size])
             begin += size
-        return made
+        if out is None:
+            return made.copy()
+        if (out.shape, out.dtype) != (made.shape, made.dtype):
+            raise BadRequest(f"out is {out.dtype}{list(out.shape)}; the logits are {made.dtype}{list(made.shape)}")
+        out[...] = made
+        return out
 
-    def step(self, token: Any) -> Array:
+    def step(self, token: Any, out: Array | None = None) -> Array:
         """Append one token: a number, or one for each sequence of the batch. Returns and raises as `prefill`."""
         import numpy as np
 
-        return self.prefill(np.asarray(token).reshape(-1, 1))
+        return self.prefill(np.asarray(token).reshape(-1, 1), out)
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -94,7 +103,7 @@ class DecoderSession:
     def fork(self) -> DecoderSession:
         """A session with a copy of the cache, which goes on independently."""
         made = object.__new__(DecoderSession)
-        made.__dict__ = {**self.__dict__, "_caches": [each.copy() for each in self._caches]}
+        made.__dict__ = {**self.__dict__, "_caches": [each.copy() for each in self._caches], "_calls": {}}
         return made
 
     def _tokens(self, ids: Any) -> Array:
@@ -111,41 +120,47 @@ class DecoderSession:
             )
         return tokens
 
-    def _plan(self, count: int) -> list[tuple[_Bucket, int]]:
-        """The buckets that run so many tokens, and how many of these each. Raises BadRequest for too many."""
-        plan: list[tuple[_Bucket, int]] = []
+    def _plan(self, count: int) -> list[tuple[int, int]]:
+        """The numbers of the buckets that run so many tokens, and how many of these each. Raises BadRequest for too
+        many.
+        """
+        plan: list[tuple[int, int]] = []
         length, left = self.length, count
         while left:
-            fitting = [each for each in self._buckets if each.most >= length]
+            fitting = {at: each for at, each in enumerate(self._buckets) if each.most >= length}
             if not fitting:
                 raise BadRequest(
                     f"the cache is full: {self.length} tokens and {count} more, and a call reads at most "
                     f"{self.capacity} before its own; reset() the session, or tune the model with a larger cache"
                 )
-            bucket, size = _chosen(fitting, left)
-            plan.append((bucket, size))
+            number, size = _chosen(fitting, left)
+            plan.append((number, size))
             length, left = length + size, left - size
         return plan
 
-    def _run(self, bucket: _Bucket, tokens: Array) -> Array:
-        first = 0 if bucket.is_whole else self.length - bucket.past
-        caches = [each.at(first) for each in self._caches]
-        outputs = bucket.model.run_cached(bucket.arguments(tokens, self.length, caches))
+    def _run(self, number: int, tokens: Array) -> Array:
+        """The logits behind these tokens, in memory that the next call overwrites."""
+        call = self._calls.get(number)
+        if call is None:
+            call = self._calls[number] = _Call(self._buckets[number], self._caches)
+        logits = call(tokens, self.length)
         self.length += tokens.shape[1]
-        return bucket.logits(outputs, tokens.shape[1])
+        return logits
 
 
-def _chosen(buckets: Sequence[_Bucket], left: int) -> tuple[_Bucket, int]:
-    """The bucket for the next tokens, with the fewest rows: it is filled, or padded to hold all that are left."""
-    filled = [each for each in buckets if each.tokens <= left]
-    padded = [each for each in buckets if each.tokens > left and each.pads]
-    most = max((each.tokens for each in filled), default=0)
-    least = min((each.tokens for each in padded), default=0)
+def _chosen(buckets: Mapping[int, _Bucket], left: int) -> tuple[int, int]:
+    """The number of the bucket for the next tokens, with the fewest rows: it is filled, or padded to hold all that are
+    left. And how many of the tokens.
+    """
+    filled = [at for at, each in buckets.items() if each.tokens <= left]
+    padded = [at for at, each in buckets.items() if each.tokens > left and each.pads]
+    most = max((buckets[at].tokens for at in filled), default=0)
+    least = min((buckets[at].tokens for at in padded), default=0)
     if least and most < left:
-        return min((each for each in padded if each.tokens == least), key=lambda each: each.past), left
+        return min((at for at in padded if buckets[at].tokens == least), key=lambda at: buckets[at].past), left
     if not most:
         raise BadRequest(f"no bucket takes {left} token(s) alone; tune the model for sequences of 1 as well")
-    return min((each for each in filled if each.tokens == most), key=lambda each: each.past), most
+    return min((at for at in filled if buckets[at].tokens == most), key=lambda at: buckets[at].past), most
 
 
 @dataclass(frozen=True)
@@ -161,8 +176,10 @@ class _Bucket:
     caches: list[tuple[TensorSpec, int]]
     """the inputs with the rows before, and their axes of rows"""
     fixed: dict[str, Array]
+    outputs: list[TensorSpec]
+    """those that are no caches"""
     place: int
-    """of the logits among the outputs that are no caches"""
+    """of the logits among these"""
     is_whole: bool
     """whether the rows before are all rows of the cache, and the new ones are among them. Then the number of tokens
     says which are in use, and padding counts.
@@ -195,40 +212,55 @@ class _Bucket:
         left = [spec for spec in gives.values() if spec.name not in {each["output"] for each in described}]
         place = next((at for at, spec in enumerate(left) if spec.name == _LOGITS), 0)
         pads = len(left[place].shape) == _BY_TOKENS and left[place].shape[1] == tokens
-        return cls(model, batch, tokens, past, caches, fixed, place, is_whole, pads)
+        return cls(model, batch, tokens, past, caches, fixed, left, place, is_whole, pads)
 
     @property
     def most(self) -> int:
         """Tokens in the cache with which a call is possible."""
         return self.past - self.tokens if self.is_whole else self.past
 
-    def arguments(self, tokens: Array, length: int, caches: Sequence[Any]) -> dict[str, Any]:
-        """The inputs of a call, by name. The rows in use are the last of those before, and padding follows."""
+
+class _Call:
+    """The calls of a bucket by one session, with its caches and with arrays that stay."""
+
+    def __init__(self, bucket: _Bucket, caches: Sequence[CacheRows]) -> None:
         import numpy as np
 
-        held = {spec.name: tensor for (spec, _), tensor in zip(self.caches, caches, strict=True)}
-        made: dict[str, Any] = {**held, **self.fixed}
-        for spec in self.model.specs[0]:
-            if spec.name in made:
-                continue
-            array: Array = np.zeros([int(dim or 0) for dim in spec.shape], numpy_dtype(spec.dtype))
-            if spec.name in _IDS:
-                array[:, : tokens.shape[1]] = tokens
-            elif spec.name in _MASK and self.is_whole:
-                array[:, : length + self.tokens] = 1
-            elif spec.name in _MASK:
-                array[:, self.past - length : self.past + tokens.shape[1]] = 1
-            else:
-                array[...] = length + np.arange(self.tokens)
-            made[spec.name] = array
-        return made
+        self._bucket = bucket
+        specs = [spec for spec in bucket.model.specs[0] if spec.name not in {cache.name for cache, _ in bucket.caches}]
+        arrays = {spec.name: array_of(spec) for spec in specs}
+        for name, array in arrays.items():
+            array[...] = bucket.fixed.get(name, 0)
+        self._ids, self._masks, self._positions = (
+            [arrays[name] for name in names if name in arrays and name not in bucket.fixed]
+            for names in (_IDS, _MASK, _POSITIONS)
+        )
+        self._offsets = np.arange(bucket.tokens)
+        outputs = [array_of(spec) for spec in bucket.outputs]
+        self._logits = outputs[bucket.place]
+        buffers = {spec.name: buffer for (spec, _), buffer in zip(bucket.caches, caches, strict=True)}
+        self._compute = bucket.model.bind_cached({**arrays, **buffers}, outputs)
 
-    def logits(self, outputs: Sequence[Array], count: int) -> Array:
-        """Those of the last of `count` tokens (batch, vocabulary)."""
-        array = outputs[self.place]
-        if len(array.shape) < _BY_TOKENS:
-            return array
-        return array[:, count - 1 if self.pads else -1].copy()
+    def __call__(self, tokens: Array, length: int) -> Array:
+        """The logits behind the last of the tokens (batch, vocabulary), which follow `length` others. The rows in use
+        are the last of those before the call's, and padding follows the tokens.
+        """
+        import numpy as np
+
+        bucket, count = self._bucket, tokens.shape[1]
+        for each in self._ids:
+            each[:, :count] = tokens
+            each[:, count:] = 0
+        begin, end = (0, length + bucket.tokens) if bucket.is_whole else (bucket.past - length, bucket.past + count)
+        for each in self._masks:
+            each[...] = 0
+            each[:, begin:end] = 1
+        for each in self._positions:
+            np.add(self._offsets, length, out=each, casting="unsafe")
+        self._compute(0 if bucket.is_whole else -begin)
+        if len(self._logits.shape) < _BY_TOKENS:
+            return self._logits
+        return self._logits[:, count - 1 if bucket.pads else -1]
 
 
 def _check_roles(name: str, specs: Sequence[TensorSpec], tokens: int, total: int) -> None:
@@ -244,31 +276,3 @@ def _check_roles(name: str, specs: Sequence[TensorSpec], tokens: int, total: int
                 f"{name} takes {spec}, which no session knows; give an input that stays the same by "
                 f"decoder({{{spec.name!r}: array}})"
             )
-
-
-class _Rows:
-    """The buffer of one cache. Each of its heads has the rows of all calls one behind the other. Before the first, and
-    between heads, lie rows that a mask hides.
-    """
-
-    def __init__(self, spec: TensorSpec, axis: int, rows: int, before: int) -> None:
-        """`rows`: those of a head; `before`: those that a call reads at most."""
-        self._dtype = numpy_dtype(spec.dtype)
-        self._shape = tuple(rows if at == axis else int(dim or 0) for at, dim in enumerate(spec.shape))
-        self._row = prod(self._shape[axis + 1 :])
-        self._before = before
-        size = (2 * before + prod(self._shape[: axis + 1])) * self._row
-        self._memory: Array = aligned_bytes(size * self._dtype.itemsize).view(self._dtype)
-        self._memory[...] = 0
-
-    def at(self, first: int) -> Any:
-        """A tensor that begins at the row with the number `first`, which is below 0 for rows before those of tokens."""
-        begin = (self._before + first) * self._row
-        return over(self._memory[begin : begin + prod(self._shape)].reshape(self._shape))
-
-    def copy(self) -> _Rows:
-        made = object.__new__(_Rows)
-        memory = aligned_bytes(self._memory.nbytes).view(self._dtype)
-        memory[...] = self._memory
-        made.__dict__ = {**self.__dict__, "_memory": memory}
-        return made

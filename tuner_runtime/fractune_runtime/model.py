@@ -283,7 +283,7 @@ class Model:
         self, compute: Callable[[Variant, Sequence[Any]], list[Any]], arguments: Sequence[Any], variant: str | None
     ) -> list[Any]:
         name = variant or self.choice.variant
-        loaded = self._variants.get(name) or self._variant(name)
+        loaded = self._variant(name)
         outputs: list[Any] = self._runner.call(compute, loaded, arguments)
         if name not in self._checked:  # a later run gives the same shapes
             self._interface.check_outputs(outputs)
@@ -328,19 +328,25 @@ class Model:
                 self._variant(variant)
         self._interface.check_constants(inputs)
         memory = BoundMemory(self._interface.inputs, inputs, self._interface.outputs, outputs)
-        prepared: Variant | None = None
-        compute: Callable[[], None]
+        return Bound(memory, self._prepared(partial(self._variant, variant), memory.arguments, memory.results))
 
-        def run() -> None:
+    def _prepared(
+        self, find: Callable[[], Variant], arguments: Sequence[Any], results: Sequence[Any]
+    ) -> Callable[..., None]:
+        """Calls of the variant that `find` finds, prepared again when it is another one."""
+        prepared: Variant | None = None
+        compute: Callable[..., None]
+
+        def run(*first: int) -> None:
             nonlocal prepared, compute
             self._follower.follow(self._take)
             with self._turn.lock:
-                loaded = self._variants.get(variant or self.choice.variant) or self._variant(variant)
+                loaded = find()
                 if loaded is not prepared:
-                    prepared, compute = loaded, self._backend.bound(loaded, memory.arguments, memory.results)
-                self._runner.call(compute)
+                    prepared, compute = loaded, self._backend.bound(loaded, arguments, results)
+                self._runner.call(compute, *first)
 
-        return Bound(memory, run)
+        return run
 
     @property
     def specs(self) -> tuple[list[TensorSpec], list[TensorSpec]]:
@@ -353,27 +359,27 @@ class Model:
         """
         return DecoderSession([self], inputs)
 
-    def run_cached(self, inputs: Mapping[str, Any]) -> list[Array]:
-        """The outputs that are no caches. The `inputs` are arrays by name, and tensors over buffers of the caller for
-        the caches, behind which the new rows are written. For `DecoderSession`, which checks them.
+    def bind_cached(self, inputs: Mapping[str, Any], outputs: Sequence[Array]) -> Callable[[int], None]:
+        """A call that computes the `outputs` that are no caches, and writes the new rows of caches into their buffers.
+        `inputs` are arrays and buffers by name; the call takes the number of the row with which the buffers begin. For
+        `DecoderSession`, which checks them.
         """
-        self._follower.follow(self._take)
+        given = [(spec.name, inputs[spec.name]) for spec in self._interface.inputs]
         arguments = [
-            value if hasattr(value, "data_ptr") else tensors.as_tensor(spec.name, value)
-            for spec, value in ((spec, inputs[spec.name]) for spec in self._interface.inputs)
+            value if isinstance(value, tensors.CacheRows) else tensors.as_tensor(name, value) for name, value in given
         ]
-        with self._turn.lock:
-            if self.choice.variant in RUNTIMES:
-                raise BadRequest(
-                    f"{self.bundle.name} is run by {self.choice.variant}, which keeps no cache; load it with "
-                    "runtimes=False"
-                )
-            variant = self._variant(None)
-            if variant.cached is None:
-                raise BadRequest(
-                    f"an operator of {self.bundle.name} reads its cache in another shape; run() it with its caches"
-                )
-            return [each.copy() for each in self._runner.call(self._backend.held, variant.cached, arguments)]
+        return self._prepared(self._cached, arguments, [tensors.as_tensor("output", each) for each in outputs])
+
+    def _cached(self) -> Variant:
+        variant = self._variant(None)
+        if variant.cached is None:
+            name, runtime = self.bundle.name, self.choice.variant
+            raise BadRequest(
+                f"{name} is run by {runtime}, which keeps no cache; load it with runtimes=False"
+                if runtime in RUNTIMES
+                else f"an operator of {name} reads its cache in another shape; run() it with its caches"
+            )
+        return variant.cached
 
     def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as tensors on the model's device, for many runs without a copy."""
@@ -434,11 +440,13 @@ class Model:
 
     def _variant(self, requested: str | None) -> Variant:
         """The chosen variant, or the requested one. Raises BadRequest if there is none of that name."""
-        if requested and requested not in (*self._variants, self.choice.variant):
-            names = [each["name"] for each in self.bundle.variants]
-            if requested not in names:
-                raise BadRequest(f"{self.bundle.name} has no variant '{requested}'; it has {', '.join(names)}")
-        return self._loaded(requested or self.choice.variant)
+        name = requested or self.choice.variant
+        if (loaded := self._variants.get(name)) is not None:
+            return loaded
+        names = [each["name"] for each in self.bundle.variants]
+        if requested and name not in (self.choice.variant, *names):
+            raise BadRequest(f"{self.bundle.name} has no variant '{requested}'; it has {', '.join(names)}")
+        return self._loaded(name)
 
     def _loaded(self, name: str, threads: int | None = None) -> Variant:
         """The variant, loaded on first use, which takes a few milliseconds."""

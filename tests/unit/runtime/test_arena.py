@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import resource
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import fractune
 from fractune_core.errors import FractuneError
 from fractune_runtime.tvm_runtime.arena import Planned
 from fractune_runtime.tvm_runtime.runtime import lasting_bytes
+from tests.support.cached_decoders import compile_decoder, write_decoder
 from tests.unit.conftest import Small
 
 MIB = 1 << 20
@@ -46,15 +48,33 @@ def grown(run: Callable[[], object]) -> tuple[int, int]:
     return after.used + after.mapped - heap.used - heap.mapped, more_faults
 
 
+def expect_nothing_grown(run: Callable[[], object]) -> None:
+    # Linux may move pages meanwhile, and a thread of Python's allocate: not in all of five tries.
+    tries = [grown(run) for _ in range(5)]
+    assert min(faults for _, faults in tries) == 0, tries
+    assert min(allocated for allocated, _ in tries) < RUNS * LEAST_BLOCK, tries
+
+
 def test_a_run_allocates_nothing_that_stays_and_has_no_page_fault(small: Small) -> None:
     model = fractune.load(small.bundle, share="cpu:1")
     assert isinstance(model._variant(None), Planned)
     inputs = model.random_inputs()
     for run in (model.bind().run, lambda: model.run(inputs)):
-        # Linux may move pages meanwhile, and a thread of Python's allocate: not in all of five tries.
-        tries = [grown(run) for _ in range(5)]
-        assert min(faults for _, faults in tries) == 0, tries
-        assert min(allocated for allocated, _ in tries) < RUNS * LEAST_BLOCK, tries
+        expect_nothing_grown(run)
+
+
+def test_a_step_of_a_decoder_allocates_nothing_that_stays_and_has_no_page_fault(tmp_path: Path) -> None:
+    model = fractune.load(compile_decoder(write_decoder(tmp_path / "decoder.onnx"), 16, 1), share="cpu:1")
+    assert isinstance(model._variant(None).cached, Planned)
+    session = model.decoder()
+    logits = session.step(1)
+
+    def step() -> None:
+        if session.length == session.capacity:
+            session.reset()
+        session.step(2, out=logits)
+
+    expect_nothing_grown(step)
 
 
 def test_outputs_of_a_run_are_not_overwritten(small: Small) -> None:

@@ -318,7 +318,7 @@ def weights_turned(manifest: Manifest) -> Manifest:
         (lambda manifest: {**manifest, "inputs": []}, "takes 4 tensors, and its manifest names 0 inputs"),
         (lambda manifest: {**manifest, "outputs": []}, "its code gives 1 outputs, and its manifest names 0"),
         (of_output(shape=[1, 9]), r"its code gives the output 'y' the shape \[1, 10\], and its manifest \[1, 9\]"),
-        (of_output(dtype="int8"), "it gives the output 'y' as float32, not int8"),
+        (of_output(dtype="int8"), r"it gives the output 'y' as float32\[1, 10\], not int8"),
         (of_output(shape=[10]), r"its code gives the output 'y' the shape \[1, 10\], and its manifest \[10\]"),
         (objects_twice, "the code of the variant 'cpu:1' cannot be loaded"),
         (first_object_alone, "the code of the variant 'cpu:1' cannot be loaded"),

@@ -21,8 +21,8 @@ from fractune_core.target_attributes import read_attributes
 
 ALIGNMENT_BYTES = 64
 """Weights begin at multiples of it, as the compiled code expects of memory"""
-MAIN, MAIN_PLAN = "main", "main_plan"
-"""The entry of a variant's code, and that of its plan where it needs no virtual machine"""
+MAIN = "main"
+"""The entry of a variant's code"""
 MAIN_CACHED = "main_cached"
 """The entry of a variant that appends to caches in memory of the caller"""
 ITEM_BYTES = {

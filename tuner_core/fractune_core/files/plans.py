@@ -20,6 +20,11 @@ _MOST_BYTES = 2**46
 _MOST_DIMENSIONS = 32
 
 
+def plan_name(entry: str) -> str:
+    """The function of a variant's code that gives the plan of an entry."""
+    return f"{entry}_plan"
+
+
 @dataclass(frozen=True)
 class PlannedTensor:
     """A tensor: an operand of kernels, or a parameter or output of the model, which begins its place."""
@@ -34,7 +39,12 @@ class PlannedTensor:
     @property
     def size(self) -> int:
         """In bytes."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return self.size_of_row(-len(self.shape) - 1)
+
+    def size_of_row(self, axis: int) -> int:
+        """In bytes, that of all axes behind this one, which is counted from the last and negative."""
+        behind = self.shape[len(self.shape) + axis + 1 :]
+        return math.prod(behind) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,15 @@ class PlannedCall:
 
 
 @dataclass(frozen=True)
+class PlannedCache:
+    """A parameter that is a buffer of the caller with at least so many rows as the parameter has."""
+
+    parameter: int
+    axis: int
+    """of the rows, counted from the last one: it is the same in all tensors in the buffer, and negative"""
+
+
+@dataclass(frozen=True)
 class Plan(JsonObject):
     """Parameters are the inputs of the model, and after them its weights."""
 
@@ -62,6 +81,7 @@ class Plan(JsonObject):
     outputs: tuple[PlannedTensor, ...]
     tensors: tuple[PlannedTensor, ...]
     calls: tuple[PlannedCall, ...]
+    caches: tuple[PlannedCache, ...] = ()
 
     @classmethod
     def read(cls, text: bytes) -> Plan:
@@ -89,6 +109,27 @@ def _complaints(plan: Plan) -> Iterator[str]:
     for call in plan.calls:
         if not all(0 <= number < len(plan.tensors) for number in call.arguments):
             yield f"a call of '{call.kernel}' with a tensor that is not there"
+    yield from _cache_complaints(plan)
+
+
+def _cache_complaints(plan: Plan) -> Iterator[str]:
+    """A tensor in a buffer begins where the buffer does, and all of its axes from the rows on are the buffer's."""
+    for each in plan.caches:
+        if not 0 <= each.parameter < len(plan.parameters):
+            yield f"a cache for the parameter {each.parameter} of {len(plan.parameters)}"
+            continue
+        buffer = plan.parameters[each.parameter]
+        held = [tensor for tensor in plan.tensors if tensor.place == ARENA + 1 + each.parameter]
+        if not -len(buffer.shape) <= each.axis < 0 or buffer.shape[each.axis] == 0:
+            yield f"a cache with rows in the axis {each.axis} of {list(buffer.shape)}"
+        elif wrong := next((tensor for tensor in held if not _is_in_rows(tensor, buffer, each.axis)), None):
+            yield f"a tensor {wrong.dtype}{list(wrong.shape)} in a cache {buffer.dtype}{list(buffer.shape)}"
+
+
+def _is_in_rows(tensor: PlannedTensor, buffer: PlannedTensor, axis: int) -> bool:
+    """Whether each head of the tensor has the rows of a head of the buffer."""
+    rows = tensor.shape[axis:]
+    return (tensor.dtype, tensor.offset, rows) == (buffer.dtype, 0, buffer.shape[axis:]) and len(tensor.shape) >= -axis
 
 
 def _tensor_complaints(tensors: Iterable[PlannedTensor]) -> Iterator[str]:

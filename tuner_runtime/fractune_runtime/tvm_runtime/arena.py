@@ -1,19 +1,20 @@
 """A variant that runs by its plan: one call of its code calls all kernels, and no memory is allocated.
 
 The arguments of all kernels are prepared when the code is loaded, in the layout of TVM's calling convention and of
-DLPack. What a run changes is the addresses of inputs and outputs, if they are others than before.
+DLPack. What a run changes is the addresses of inputs and outputs, if they are others than before. The entry for caches
+moves all of these by some rows.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from fractune_core.files.plans import ARENA, Plan
+from fractune_core.files.plans import ARENA, Plan, plan_name
 from fractune_runtime.tvm_runtime.runtime import CPU, lasting_bytes
-from fractune_runtime.tvm_runtime.tensors import TensorSpec, array_of, as_tensor, numpy_dtype
+from fractune_runtime.tvm_runtime.tensors import CacheRows, TensorSpec, array_of, as_tensor, numpy_dtype
 
 if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array
@@ -41,9 +42,9 @@ def entry_of(code: Any, name: str) -> Callable[..., Any] | None:
     return found
 
 
-def read_plan(module: Any, name: str) -> Plan | None:
-    """The plan that code gives by its function `name`; None for code of TVM's virtual machine. Raises ValueError."""
-    give = entry_of(module, name)
+def read_plan(module: Any, entry: str) -> Plan | None:
+    """The plan that code gives of an entry; None for code of TVM's virtual machine. Raises ValueError."""
+    give = entry_of(module, plan_name(entry))
     if give is None:
         return None
     text = ctypes.create_string_buffer(give(0))
@@ -73,6 +74,7 @@ class Planned:
         begins[1 + inputs : 1 + len(plan.parameters)] = [each.data_ptr() for each in weights]
         self._moving = [*range(1, 1 + inputs), *range(1 + len(plan.parameters), len(begins))]
         """the places of inputs and outputs"""
+        self._begins = begins
         self._layout = _Layout(plan, begins, self._moving)
         self._specs = [TensorSpec("output", each.dtype, each.shape) for each in plan.outputs]
         self._outputs: list[Array] = []
@@ -82,14 +84,18 @@ class Planned:
         self._clock = 0
 
     def check(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-        """Raises ValueError unless the code takes these inputs and the weights, and gives outputs of these types."""
+        """Raises ValueError unless the code takes these inputs and the weights, and gives these outputs."""
         given = [(str(each.dtype), tuple(each.shape)) for each in (*inputs, *self.weights)]
+        takes, gives = len(self.plan.parameters), len(self.plan.outputs)
+        if (takes, gives) != (len(given), len(outputs)):
+            raise ValueError(f"it takes {takes} tensors and gives {gives}, not {len(given)} and {len(outputs)}")
         for number, (planned, found) in enumerate(zip(self.plan.parameters, given, strict=True)):
             if (planned.dtype, planned.shape) != found:
                 raise ValueError(f"its tensor {number} is {planned.dtype}{list(planned.shape)}, not {found}")
         for planned, spec in zip(self.plan.outputs, outputs, strict=True):
-            if planned.dtype != spec.dtype:
-                raise ValueError(f"it gives the output '{spec.name}' as {planned.dtype}, not {spec.dtype}")
+            if planned.dtype != spec.dtype or not spec.has_shape(planned.shape):
+                made, wanted = (f"{each.dtype}{list(each.shape)}" for each in (planned, spec))
+                raise ValueError(f"it gives the output '{spec.name}' as {made}, not {wanted}")
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         """The outputs as tensors in memory of their own."""
@@ -107,15 +113,31 @@ class Planned:
         self.main(self._own.address, self._clock)
         return self._outputs
 
-    def bound(self, arguments: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        """Computes the outputs in these tensors. The caller keeps their memory."""
-        main, prepared = self.main, _Arguments(self._layout)
+    def bound(self, arguments: Sequence[Any], outputs: Sequence[Any]) -> Callable[..., None]:
+        """Computes the outputs in these tensors. The caller keeps their memory. With caches, the function takes the
+        number of the row with which all of them begin.
+        """
+        layout = self._layout if not self.plan.caches else self._with_rows(arguments)
+        main, prepared = self.main, _Arguments(layout)
         prepared.point([each.data_ptr() for each in (*arguments, *outputs)])
 
         def run() -> None:
             main(prepared.address, 0)
 
-        return run
+        def run_at(first: int) -> None:
+            prepared.move(first)
+            main(prepared.address, 0)
+
+        return run_at if self.plan.caches else run
+
+    def _with_rows(self, arguments: Sequence[Any]) -> _Layout:
+        """The layout for the buffers among the arguments. Raises ValueError for another one."""
+        buffers = {each.parameter: arguments[each.parameter] for each in self.plan.caches}
+        for each in self.plan.caches:
+            buffer, planned = buffers[each.parameter], self.plan.parameters[each.parameter]
+            if not isinstance(buffer, CacheRows) or not buffer.holds(planned.dtype, planned.shape, each.axis):
+                raise ValueError(f"its cache is {planned.dtype}{list(planned.shape)}, not {buffer}")
+        return _Layout(self.plan, self._begins, self._moving, {at: each.rows for at, each in buffers.items()})
 
     def clocked(self, run: Callable[[], Any]) -> Iterator[tuple[str, float]]:
         """The name and the seconds of each call in `run`, which is one inference by this variant."""
@@ -144,14 +166,19 @@ def _lasting_array(spec: TensorSpec) -> Array:
 
 class _Layout:
     """The tensors of a plan and the arguments of its calls. Places begin at the addresses `begins`; those of
-    `moving` places are given later.
+    `moving` places are given later. `rows`: those of each cache, by its parameter.
     """
 
-    def __init__(self, plan: Plan, begins: Sequence[int], moving: Sequence[int]) -> None:
+    def __init__(
+        self, plan: Plan, begins: Sequence[int], moving: Sequence[int], rows: Mapping[int, int] | None = None
+    ) -> None:
         import numpy as np
         import tvm_ffi
 
-        sizes = [size for each in plan.tensors for size in (*each.shape, *_strides(each.shape))]
+        axes = {ARENA + 1 + each.parameter: each.axis for each in plan.caches}
+        lengths = {ARENA + 1 + at: length for at, length in (rows or {}).items()}
+        shapes = [_with_rows(each.shape, axes.get(each.place), lengths.get(each.place)) for each in plan.tensors]
+        sizes = [size for shape in shapes for size in (*shape, *_strides(shape))]
         self.sizes = np.array(sizes or [0], np.int64)
         """the shape and the strides of each tensor"""
         self.tensors = np.zeros(len(plan.tensors), _DL_TENSOR)
@@ -166,9 +193,20 @@ class _Layout:
         moved = [(at, places[each.place], each.offset) for at, each in enumerate(plan.tensors) if each.place in places]
         self.moved, self.begins, self.offsets = np.array(moved or [(0, 0, 0)], np.int64)[: len(moved)].T
         """of the tensors in inputs and outputs: their numbers, the numbers of the places, and the offsets there"""
+        held = [(at, each, axes[each.place]) for at, each in enumerate(plan.tensors) if each.place in axes]
+        self.cached = np.array([at for at, *_ in held], np.int64)
+        """the numbers of the tensors in caches"""
+        self.row_bytes = np.array([each.size_of_row(axis) for _, each, axis in held], np.int64)
         called = [number for call in plan.calls for number in (*call.arguments, -1)]
         self.called = np.array(called or [-1], np.int64)
         """the tensor of each argument; -1 for the room of a result"""
+
+
+def _with_rows(shape: tuple[int, ...], axis: int | None, rows: int | None) -> tuple[int, ...]:
+    if axis is None or rows is None:
+        return shape
+    at = len(shape) + axis
+    return *shape[:at], rows, *shape[at + 1 :]
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
@@ -201,3 +239,10 @@ class _Arguments:
             own = self._layout
             self._tensors["data"][own.moved] = np.array(begins, np.int64)[own.begins] + own.offsets
             self._begins = begins
+            self._first, self._first_rows = 0, self._tensors["data"][own.cached]
+
+    def move(self, first: int) -> None:
+        """All caches begin with the row of this number, behind those at their addresses; it may be below 0."""
+        if first != self._first:
+            self._tensors["data"][self._layout.cached] = self._first_rows + first * self._layout.row_bytes
+            self._first = first

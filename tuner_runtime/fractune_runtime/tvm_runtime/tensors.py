@@ -16,7 +16,7 @@ from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.checked import checked_of
 from fractune_core.files.manifests import ALIGNMENT_BYTES
 from fractune_core.model_inputs import is_mask
-from fractune_runtime.tvm_runtime.runtime import aligned_bytes, viewed
+from fractune_runtime.tvm_runtime.runtime import aligned_bytes, lasting_bytes, viewed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -239,6 +239,50 @@ def as_array(tensor: Any) -> Array:
         dtype = numpy_dtype(str(tensor.dtype))
     size = math.prod(tensor.shape) * dtype.itemsize
     return np.from_dlpack(viewed(tensor, (size,), "uint8")).view(dtype).reshape(tuple(tensor.shape))
+
+
+class CacheRows:
+    """The buffer of a decoder's cache. Each of its heads has `rows` rows one behind the other. Before the first, and
+    between heads, lie rows that a mask hides.
+    """
+
+    def __init__(self, spec: TensorSpec, axis: int, rows: int, before: int) -> None:
+        """`rows`: those of a head; `before`: those that a call reads at most before row 0."""
+        self.rows = rows
+        self._dtype = spec.dtype
+        self._axis = axis
+        self._shape = tuple(rows if at == axis else int(dim or 0) for at, dim in enumerate(spec.shape))
+        self._row = math.prod(self._shape[axis + 1 :])
+        self._before = before
+        dtype = numpy_dtype(spec.dtype)
+        size = (2 * before + math.prod(self._shape[: axis + 1])) * self._row
+        self._memory: Array = lasting_bytes(size * dtype.itemsize).view(dtype)
+
+    def __str__(self) -> str:
+        return f"{self._dtype}{list(self._shape)} with rows in the axis {self._axis}"
+
+    def data_ptr(self) -> int:
+        """The address of row 0."""
+        begin: int = self._memory.ctypes.data + self._before * self._row * self._memory.itemsize
+        return begin
+
+    def at(self, first: int) -> Any:
+        """A tensor that begins at the row with the number `first`, which is below 0 for rows before those of tokens."""
+        begin = (self._before + first) * self._row
+        return over(self._memory[begin : begin + math.prod(self._shape)].reshape(self._shape))
+
+    def holds(self, dtype: str, shape: Sequence[int], axis: int) -> bool:
+        """Whether a cache of this shape lies in each place of it; `axis` is counted from the last."""
+        own, at = self._axis, len(shape) + axis
+        others = (*self._shape[:own], *self._shape[own + 1 :])
+        return (self._dtype, own, others) == (dtype, at, (*shape[:at], *shape[at + 1 :])) and shape[at] <= self.rows
+
+    def copy(self) -> CacheRows:
+        made = object.__new__(CacheRows)
+        memory = lasting_bytes(self._memory.nbytes).view(self._memory.dtype)
+        memory[...] = self._memory
+        made.__dict__ = {**self.__dict__, "_memory": memory}
+        return made
 
 
 def empty_array(like: Any) -> tuple[Array, Any]:

@@ -6,15 +6,16 @@ A variant without control flow runs by its plan (`arena.py`), any other by TVM's
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fractune_core.errors import BadBundle, first_line
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.manifests import MAIN, MAIN_CACHED, MAIN_PLAN
+from fractune_core.files.manifests import MAIN, MAIN_CACHED
 from fractune_runtime.tvm_runtime.arena import Planned, entry_of, read_plan
 from fractune_runtime.tvm_runtime.interface import Interface
 from fractune_runtime.tvm_runtime.runtime import CPU, Weights, copy_tensor, tvm_function
-from fractune_runtime.tvm_runtime.tensors import as_array, flat
+from fractune_runtime.tvm_runtime.tensors import CacheRows, TensorSpec, as_array, flat
 
 if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array
@@ -36,7 +37,7 @@ class Called:
     ) -> None:
         self.main = main
         self.weights = weights
-        self.cached: Called | None = None
+        self.cached: Variant | None = None
         """as the variant, with buffers of the caller for the caches, and without these among its outputs"""
         self.instrument = instrument
         """has TVM's virtual machine call a function before and after each call that it makes; None stops it"""
@@ -47,9 +48,10 @@ class Called:
     def held(self, arguments: Sequence[Any]) -> list[Array]:
         return list(map(as_array, self.run(arguments)))
 
-    def bound(self, arguments: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        def run() -> None:
-            for made, output in zip(self.run(arguments), outputs, strict=True):
+    def bound(self, arguments: Sequence[Any], outputs: Sequence[Any]) -> Callable[..., None]:
+        def run(first: int = 0) -> None:
+            placed = [each.at(first) if isinstance(each, CacheRows) else each for each in arguments]
+            for made, output in zip(self.run(placed), outputs, strict=True):
                 copy_tensor(made, output)
 
         return run
@@ -60,7 +62,8 @@ Variant = Called | Planned
 
 - `run`: the outputs as tensors, for inputs;
 - `held`: the same as arrays, which the next run may overwrite;
-- `bound`: a function that computes the outputs in given tensors, from what is then in the inputs.
+- `bound`: a function that computes the outputs in given tensors, from what is then in the inputs. For `cached` it takes
+  the number of the row with which each buffer begins.
 """
 
 
@@ -79,19 +82,23 @@ def load_code(
     # The session's own `load_module` requests the C++ compiler's runtime library first; C code needs none.
     session = tvm_ffi_orcjit.default_session()
     module = tvm_function("tvm_ffi_orcjit.SessionLoadModule")(session, list(objects), "", None, None)
-    loaded: Variant
     machine = _machine(module, devices)
-    plan, main = read_plan(module, MAIN_PLAN), entry_of(module, MAIN)
-    if plan is not None and main is not None:
-        loaded, takes = Planned(within(main), plan, weights), len(plan.parameters)
-    elif machine is not None:
+    if machine is not None:
         loaded = Called(within(machine[MAIN]), weights, machine["set_instrument"])
         takes = int(machine["get_function_arity"](MAIN))
-    else:
+        if (cached := entry_of(machine, MAIN_CACHED)) is not None:
+            loaded.cached = Called(within(cached), weights)
+        return loaded, takes
+    planned = _planned(module, MAIN, weights, within)
+    if planned is None:
         raise ValueError("it has no plan, and no bytecode")
-    if machine is not None and (cached := entry_of(machine, MAIN_CACHED)) is not None:
-        loaded.cached = Called(within(cached), weights)
-    return loaded, takes
+    planned.cached = _planned(module, MAIN_CACHED, weights, within)
+    return planned, len(planned.plan.parameters)
+
+
+def _planned(module: Any, name: str, weights: Sequence[Any], within: Callable[[Entry], Entry]) -> Planned | None:
+    plan, entry = read_plan(module, name), entry_of(module, name)
+    return None if plan is None or entry is None else Planned(within(entry), plan, weights)
 
 
 def _machine(module: Any, devices: Sequence[tuple[int, int]]) -> Any:
@@ -133,9 +140,23 @@ def load_variant(
         interface.check_outputs(loaded.plan.outputs)
         try:
             loaded.check(interface.inputs, interface.outputs)
+            if isinstance(loaded.cached, Planned):
+                loaded.cached.check(*with_buffers(bundle, interface))
         except ValueError as error:
             raise misfit(bundle, error) from error
     return loaded
+
+
+def with_buffers(bundle: Bundle, interface: Interface) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """The inputs and the outputs of the entry for caches: a cache's input has the rows of its output, which is left
+    out.
+    """
+    caches = bundle.manifest.get("caches", [])
+    behind = {spec.name: spec for spec in interface.outputs}
+    shapes = {each["input"]: behind[each["output"]].shape for each in caches}
+    inputs = [replace(spec, shape=shapes.get(spec.name, spec.shape)) for spec in interface.inputs]
+    written = {each["output"] for each in caches}
+    return inputs, [spec for spec in interface.outputs if spec.name not in written]
 
 
 def misfit(bundle: Bundle, error: Exception) -> BadBundle:

@@ -17,15 +17,23 @@ GOOD: dict[str, Any] = {
     "outputs": [X],
     "tensors": [X, {**X, "place": 1}, {**X, "place": 2}, {**X, "shape": [8], "place": 2, "offset": 96}],
     "calls": [{"kernel": "relu", "arguments": [1, 0]}, {"kernel": "relu", "arguments": [0, 2]}],
+    "caches": [],
 }
+ROWS = {"parameter": 0, "axis": -2}
 
 
 def read(**changes: Any) -> Plan:
     return Plan.read(json.dumps({**GOOD, **changes}).encode())
 
 
-def test_a_sound_plan_is_read() -> None:
-    assert read().to_json() == GOOD
+def in_cache(**changes: Any) -> dict[str, Any]:
+    """A plan with a cache, and a tensor in its buffer."""
+    return {"caches": [ROWS], "tensors": [{**X, "place": 1, **changes}], "calls": []}
+
+
+@pytest.mark.parametrize("changes", [{}, in_cache(), in_cache(shape=[1, 4, 8])])
+def test_a_sound_plan_is_read(changes: dict[str, Any]) -> None:
+    assert read(**changes).to_json() == {**GOOD, **changes}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +56,13 @@ def test_a_sound_plan_is_read() -> None:
         ({"tensors": [{**X, "dtype": "handle"}]}, "a tensor handle"),
         ({"calls": [{"kernel": "relu", "arguments": [0, 4]}]}, "a call of 'relu' with a tensor that is not there"),
         ({"calls": [{"kernel": "relu", "arguments": [-1]}]}, "a call of 'relu' with a tensor that is not there"),
+        ({"caches": [{**ROWS, "parameter": 1}]}, "a cache for the parameter 1 of 1"),
+        ({"caches": [{**ROWS, "axis": 0}]}, r"a cache with rows in the axis 0 of \[4, 8\]"),
+        ({"caches": [{**ROWS, "axis": -3}]}, r"a cache with rows in the axis -3 of \[4, 8\]"),
+        (in_cache(shape=[2, 2, 8]), r"a tensor float32\[2, 2, 8\] in a cache float32\[4, 8\]"),
+        (in_cache(shape=[8]), r"a tensor float32\[8\] in a cache"),
+        (in_cache(shape=[3, 8], offset=32), r"a tensor float32\[3, 8\] in a cache"),
+        (in_cache(dtype="int32"), r"a tensor int32\[4, 8\] in a cache"),
         ({"calls": 3}, "Expected `array`"),
         ({"arena_bytes": 1.5}, "Expected `int`"),
     ],

@@ -1,9 +1,9 @@
 """Models without control flow: a function that calls their kernels one after the other, over one arena.
 
 All sizes of such a model are known, so the place of each tensor is too, and TVM's virtual machine has nothing left to
-decide. The machine code has two functions in its place. `main` takes the address of the arguments of all calls, which
-the runtime prepares once. `main_plan` gives the text of the plan that says what they are: code and plan cannot come
-apart.
+decide. The machine code has two functions for each entry in its place. `main` takes the address of the arguments of all
+calls, which the runtime prepares once. `main_plan` gives the text of the plan that says what they are: code and plan
+cannot come apart. The entry for caches has a plan of its own: its buffers may have more rows than the plan says.
 
 Tensors that are never needed at the same time share memory. The largest get their places first, each at the lowest
 address that is free while it is needed (greedy by size, Pisarchyk and Lee, 2020).
@@ -21,9 +21,19 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.tirx import PrimFunc
 
-from fractune_core.files.manifests import ALIGNMENT_BYTES, ITEM_BYTES, MAIN, MAIN_PLAN
-from fractune_core.files.plans import ARENA, Plan, PlannedCall, PlannedConstant, PlannedTensor
-from fractune_workers.children.rewriting.expressions import has_fixed_shapes, is_constant, operator_of, shape_of
+from fractune_core.files.manifests import ALIGNMENT_BYTES, ITEM_BYTES, MAIN, MAIN_CACHED
+from fractune_core.files.plans import (
+    ARENA,
+    Plan,
+    PlannedCache,
+    PlannedCall,
+    PlannedConstant,
+    PlannedTensor,
+    plan_name,
+)
+from fractune_workers.children.compiling.cache_in_place import rows_of
+from fractune_workers.children.rewriting.caches import caches_of
+from fractune_workers.children.rewriting.expressions import is_constant, operator_of
 
 _MONOTONIC = 1
 """Linux's number for the clock that no one sets"""
@@ -63,20 +73,30 @@ class _Call:
 
 
 def in_arena(mod: tvm.IRModule) -> tvm.IRModule | None:
-    """The module of the kernels that `main` calls, of the function that calls them in order, and of its plan.
+    """The module of the kernels that its entries call, of functions that call them in order, and of their plans.
 
     Its tensors must be allocated already, and not planned. None for a model with branches, loops, or sizes that depend
     on data: it needs the virtual machine.
     """
     names = {str(var.name_hint) for var in mod.functions}
-    line = _Line(mod)
+    made, called = dict[str, Any](), set[str]()
     try:
-        outputs = line.outputs()
+        for entry in sorted(names & {MAIN, MAIN_CACHED}):
+            line = _Line(mod, entry)
+            made.update(_entry_of(line, entry))
+            called.update(call.kernel for call in line.calls)
     except _NotStraight:
         return None
-    called = {call.kernel for call in line.calls}
+    if names & made.keys() - {MAIN, MAIN_CACHED}:
+        return None
     functions = {var: each for var, each in mod.functions.items() if str(var.name_hint) in called}
-    copies = {}
+    functions.update({tvm.ir.GlobalVar(name): each for name, each in made.items()})
+    return tvm.IRModule({var: each.with_attr("global_symbol", var.name_hint) for var, each in functions.items()})
+
+
+def _entry_of(line: _Line, entry: str) -> dict[str, Any]:
+    """The function of an entry, that of its plan, and kernels that copy outputs without memory of their own."""
+    outputs, copies = line.outputs(), dict[str, Any]()
     given = dict[Any, int]()
     for number, output in enumerate(outputs):
         whole = _View(output.memory, 0, output.dtype, output.shape)
@@ -85,29 +105,31 @@ def in_arena(mod: tvm.IRModule) -> tvm.IRModule | None:
             continue
         memory = relax.Var(f"output{number}", relax.TensorType(output.shape, output.dtype))
         given[memory] = number
-        name = f"output{number}_copy"
+        name = f"{entry}_output{number}_copy"
         copies[name] = _copy(output)
         line.calls.append(_Call(name, [output, _View(memory, 0, output.dtype, output.shape)]))
-    if names & {MAIN_PLAN, *copies}:
-        return None
     plan = _plan(line, outputs, given)
-    made = {**copies, MAIN: _entry(line.calls), MAIN_PLAN: _text(json.dumps(plan.to_json(), separators=(",", ":")))}
-    functions.update({tvm.ir.GlobalVar(name): each for name, each in made.items()})
-    return tvm.IRModule({var: each.with_attr("global_symbol", var.name_hint) for var, each in functions.items()})
+    text = json.dumps(plan.to_json(), separators=(",", ":"))
+    return {**copies, entry: _entry(line.calls), plan_name(entry): _text(text)}
 
 
 class _Line:
-    """The calls of `main` in their order. Raises _NotStraight if there is anything else to do."""
+    """The calls of an entry in their order. Raises _NotStraight if there is anything else to do."""
 
-    def __init__(self, mod: tvm.IRModule) -> None:
+    def __init__(self, mod: tvm.IRModule, entry: str) -> None:
         self._mod = mod
-        self._main = mod[MAIN]
+        self._main = mod[entry]
+        self._rows = rows_of(self._main)
         self._known: dict[Any, Any] = {}
         """by variable: a view, or a list of them"""
         self.calls: list[_Call] = []
         self.params = [self._own_memory(param) for param in self._main.params]
         self.sizes: dict[Any, int] = {}
         """bytes of each allocation"""
+        self.caches = [
+            PlannedCache(cache.input, cache.axis - len(self.params[cache.input].shape))
+            for cache in (caches_of(mod) if self._rows else ())
+        ]
 
     def outputs(self) -> list[_View]:
         """The tensors that the model returns. Call it once."""
@@ -117,10 +139,18 @@ class _Line:
         return list(_flat(self._value(self._main.body.body)))
 
     def _own_memory(self, var: Any) -> _View:
-        if not isinstance(var.ty, relax.TensorType) or not has_fixed_shapes(var) or str(var.ty.dtype) not in ITEM_BYTES:
-            raise _NotStraight
-        view = self._known[var] = _View(var, 0, str(var.ty.dtype), shape_of(var))
+        view = self._known[var] = _View(var, 0, str(var.ty.dtype), self._shape(var))
         return view
+
+    def _shape(self, var: Any) -> tuple[int, ...]:
+        """That of a tensor, where a buffer for a cache has the rows that the entry uses."""
+        shape = getattr(var.ty, "shape", None)
+        if not isinstance(shape, relax.ShapeExpr) or str(var.ty.dtype) not in ITEM_BYTES:
+            raise _NotStraight
+        dims = [self._rows if isinstance(dim, tirx.Var) else dim for dim in shape]
+        if not all(isinstance(dim, int | tirx.IntImm) for dim in dims):
+            raise _NotStraight
+        return tuple(int(dim) for dim in dims if dim is not None)
 
     def _follow(self, var: Any, value: Any) -> None:
         name = operator_of(value)
@@ -137,10 +167,12 @@ class _Line:
 
     def _view(self, var: Any, value: Any) -> _View:
         of = self._value(value.args[0])
-        if not isinstance(of, _View) or not has_fixed_shapes(var):
+        if not isinstance(of, _View):
             raise _NotStraight
         further = value.args[3] if operator_of(value) == "memory.view" else 0
-        return _View(of.memory, of.offset + int(getattr(further, "value", further)), str(var.ty.dtype), shape_of(var))
+        return _View(
+            of.memory, of.offset + int(getattr(further, "value", further)), str(var.ty.dtype), self._shape(var)
+        )
 
     def _call(self, var: Any, value: Any) -> None:
         is_kernel = isinstance(value.op, tvm.ir.GlobalVar) and isinstance(self._mod[value.op], PrimFunc)
@@ -192,6 +224,7 @@ def _plan(line: _Line, outputs: Sequence[_View], given: dict[Any, int]) -> Plan:
         tuple(PlannedTensor(view.dtype, view.shape) for view in outputs),
         tuple(view.placed(places.get(view.memory, ARENA), begins.get(view.memory, 0)) for view in numbers),
         tuple(PlannedCall(call.kernel, tuple(numbers[each] for each in call.arguments)) for call in line.calls),
+        tuple(line.caches),
     )
 
 

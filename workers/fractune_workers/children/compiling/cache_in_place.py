@@ -28,6 +28,8 @@ _VIEW = "reshape"
 _ROWS = "rows"
 _LANES = 16
 """of a loop that copies"""
+_USED = "fractune.rows"
+"""Attribute of the entry: the rows of a buffer that it uses"""
 
 
 class _Unfit(Exception):
@@ -43,6 +45,12 @@ def with_entry_for_caches(mod: tvm.IRModule) -> tvm.IRModule:
         return _Entry(mod, caches).module() if caches else mod
     except _Unfit:
         return mod
+
+
+def rows_of(function: Any) -> int | None:
+    """The rows that an entry uses of each buffer; None for an entry without buffers."""
+    used = (function.attrs or {}).get(_USED)
+    return None if used is None else int(used)
 
 
 class _Entry:
@@ -61,6 +69,7 @@ class _Entry:
         """by a tensor of `main` that is a cache: the buffer, and the axis of its rows"""
         self._pasts = {self._params[cache.input] for cache in caches}
         rows = tirx.Var(_ROWS, "int64")
+        self._used = max(shape_of(outputs[cache.output])[cache.axis] for cache in caches)
         for cache in caches:
             past, made = self._params[cache.input], _allocation_of(outputs[cache.output], values)
             if made is None:
@@ -79,7 +88,7 @@ class _Entry:
         attrs = self._main.attrs
         entry = relax.Function(self._params, body, relax.TupleType([each.ty for each in self._left]), attrs=attrs)
         changed = self._builder.get()
-        entry = relax.utils.copy_with_new_vars(entry).with_attr("global_symbol", MAIN_CACHED)
+        entry = relax.utils.copy_with_new_vars(entry).with_attrs({"global_symbol": MAIN_CACHED, _USED: self._used})
         changed[MAIN_CACHED] = entry
         return relax.transform.Normalize()(changed)
 

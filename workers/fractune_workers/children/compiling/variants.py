@@ -17,7 +17,6 @@ from tvm.tirx import PrimFunc
 from tvm_ffi import StructuralKey
 
 from fractune_core.errors import FractuneError
-from fractune_core.files.manifests import MAIN, MAIN_CACHED
 from fractune_core.host.limits import (
     addressed_bytes,
     cpu_limit_s,
@@ -252,23 +251,8 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
         if for_gpu:
             mod = with_planned_workspaces(mod, target)
             return tvm.transform.Sequential(pipeline.finalize_passes(target))(mod)
-        return _entries(with_product_prefetches(mod), tvm.transform.Sequential(pipeline.finalize_passes(target)))
-
-
-def _entries(mod: Any, finalized: Callable[[Any], Any]) -> Any:
-    """The module with its entries, which are made of `main` as it is. One runs by a plan, if it can. The other is for
-    caches. Their buffers may have any number of rows, so TVM's virtual machine runs it.
-    """
-    with_caches, planned = with_entry_for_caches(mod), in_arena(mod)
-    if planned is None:
-        return finalized(with_caches)
-    others = {var: each for var, each in with_caches.functions.items() if var.name_hint != MAIN}
-    if not any(var.name_hint == MAIN_CACHED for var in others):
-        return planned
-    machine = finalized(tvm.IRModule(others, attrs=with_caches.attrs))
-    names = {var.name_hint for var in machine.functions}
-    added = {var: each for var, each in planned.functions.items() if var.name_hint not in names}
-    return tvm.IRModule({**machine.functions, **added}, attrs=machine.attrs)
+        mod = with_entry_for_caches(with_product_prefetches(mod))
+        return in_arena(mod) or tvm.transform.Sequential(pipeline.finalize_passes(target))(mod)
 
 
 def _parts(mod: Any) -> list[Any]:
