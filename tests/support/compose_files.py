@@ -1,4 +1,4 @@
-"""The compose files as Compose takes them: with variables, on top of each other, and with a profile."""
+"""The compose files as Compose takes them: with variables, and on top of each other."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.support.paths import REPOSITORY
 
 COMPOSE = REPOSITORY / "docker-compose.yml"
 TLS = REPOSITORY / "deploy" / "compose.tls.yml"
+GPU = REPOSITORY / "deploy" / "compose.gpu.yml"
 POSTGRES = REPOSITORY / "deploy" / "compose.postgres.yml"
 VARIABLE = re.compile(r"\$\{(\w+)([^}]*)\}")
 _REPLACED = frozenset({"command", "entrypoint", "test"})
@@ -58,12 +59,6 @@ def read_together(*on_top: Path, variables: Mapping[str, str] | None = None) -> 
     for path in on_top:
         document = _merged(document, read(path, variables))
     return document
-
-
-def started(document: Mapping[str, Any], profile: str) -> dict[str, dict[str, Any]]:
-    """The services that start with the profile."""
-    services: Mapping[str, dict[str, Any]] = document["services"]
-    return {name: each for name, each in services.items() if profile in each.get("profiles", [profile])}
 
 
 def dotenv() -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""docker-compose.yml: what is promised of every service, of secrets, profiles and variables."""
+"""docker-compose.yml: what is promised of every service, of secrets and variables."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -10,8 +11,7 @@ from typing import Any
 import pytest
 
 from fractune_core.fleet.redis_users import ROLES
-from fractune_core.shares import Share
-from tests.support.compose_files import COMPOSE, POSTGRES, TLS, VARIABLE, dotenv, read, read_together
+from tests.support.compose_files import COMPOSE, GPU, POSTGRES, TLS, VARIABLE, dotenv, read, read_together
 from tests.support.paths import REPOSITORY
 
 
@@ -21,7 +21,7 @@ def services() -> dict[str, dict[str, Any]]:
 
 
 def all_services() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = read_together(TLS, POSTGRES)["services"]
+    found: dict[str, dict[str, Any]] = read_together(TLS, POSTGRES, GPU)["services"]
     return found
 
 
@@ -59,11 +59,11 @@ def test_one_service_builds_the_image_and_the_others_take_it() -> None:
 def test_the_version_is_said_in_pyproject_alone() -> None:
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     others = (REPOSITORY / "deploy" / "Dockerfile", REPOSITORY / "scripts" / "compose_test")
-    for path in (COMPOSE, TLS, POSTGRES, *others):
+    for path in (COMPOSE, TLS, POSTGRES, GPU, *others):
         assert version not in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("path", [COMPOSE, TLS], ids=["compose", "tls"])
+@pytest.mark.parametrize("path", [COMPOSE, TLS, GPU], ids=["compose", "tls", "gpu"])
 def test_no_command_needs_a_variable(path: Path) -> None:
     variables = VARIABLE.findall(path.read_text(encoding="utf-8"))
     assert variables
@@ -73,7 +73,7 @@ def test_no_command_needs_a_variable(path: Path) -> None:
 
 def test_the_defaults_in_the_files_are_those_of_dotenv() -> None:
     written = dotenv()
-    for path in (COMPOSE, TLS):
+    for path in (COMPOSE, TLS, GPU):
         for name, rest in VARIABLE.findall(path.read_text(encoding="utf-8")):
             assert written[name] in {rest.removeprefix(":-"), ""}
 
@@ -82,9 +82,9 @@ def test_secrets_are_files_and_each_service_has_its_own_alone() -> None:
     document = read(COMPOSE)
     assert all(list(secret) == ["file"] for secret in document["secrets"].values())
     assert all(secret["file"] == f"./secrets/{name}" for name, secret in document["secrets"].items())
-    of_role = {"compiler": "compile", "tuner": "tune", "builder": "build"}
+    of_role = {"compiler": "compile", "tuner": "tune", "builder": "build", "node": "measure"}
     for name, service in document["services"].items():
-        role = of_role.get(name, "measure" if name.startswith("measure") else name)
+        role = of_role.get(name, name)
         wanted = ["users.acl"] if name == "redis" else ["fleet.secret", f"{role}.password"]
         assert service["secrets"] == wanted
         assert not re.search(r"://[^@ ]*:[^@ ]*@", str(service["command"])), "a password in a list of processes"
@@ -101,32 +101,22 @@ def test_parts_start_in_order_each_when_the_one_before_is_healthy() -> None:
         assert found[name]["depends_on"] == {"redis": healthy, "server": healthy}
 
 
-def test_the_profiles_differ_in_their_measurers_alone() -> None:
-    profiles = {name: service["profiles"] for name, service in services().items() if "profiles" in service}
-    assert profiles == {"measure": ["cpu"], "measure-mps": ["gpu-mps"], "measure-mig": ["gpu-mig"]}
-    assert dotenv()["COMPOSE_PROFILES"] == "cpu"
+def test_the_node_measures_alone_and_keeps_the_locks_of_the_host() -> None:
+    node = services()["node"]
+    assert node["volumes"] == ["gate:/gate"]
+    words = node["command"].split()
+    assert words[:3] == ["node", "--shares", "cpu:1"]
+    assert {"--builders 0", "--compilers 0", "--tuners 0", "--lock-dir /gate"} <= set(
+        map(" ".join, itertools.pairwise(words))
+    )
 
 
-def test_every_measurer_has_shares_that_can_be_read_and_the_locks_of_the_host() -> None:
-    for name, service in services().items():
-        if not name.startswith("measure"):
-            continue
-        assert service["entrypoint"] == ["measurers"]
-        shares = service["command"].split()[0]
-        kinds = {Share.parse(share).device_kind for share in shares.split(",")}
-        assert kinds == {"cpu" if name == "measure" else "cuda"}
-        assert service["volumes"] == ["gate:/gate"]
-        assert "--lock-dir /gate" in service["command"]
-
-
-@pytest.mark.parametrize("name", ["measure-mps", "measure-mig"])
-def test_measurers_of_a_gpu_get_one_device_and_the_drivers_programs(name: str) -> None:
-    service = services()[name]
-    assert service["environment"]["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
-    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
-    assert device["driver"] == "nvidia"
-    assert len(device["device_ids"]) == 1
-    assert device["capabilities"] == ["gpu"]
+def test_only_the_node_gets_a_gpu_and_the_programs_of_the_driver() -> None:
+    assert list(read(GPU)["services"]) == ["node"]
+    node = all_services()["node"]
+    assert node["environment"]["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility", "CUDA and MPS, and NVML"
+    devices = node["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == [{"driver": "nvidia", "device_ids": ["0"], "capabilities": ["gpu"]}]
 
 
 def test_what_has_no_tls_is_published_on_loopback_alone() -> None:

@@ -1,44 +1,31 @@
-"""What starts with each profile and each choice of files on top of docker-compose.yml fits together."""
+"""What starts with each choice of files on top of docker-compose.yml fits together."""
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fractune.cli import main
+from fractune.local.node import NodeOptions, node_parts
 from fractune_core.fleet.options import ServerOptions, WorkerOptions
 from fractune_core.fleet.redis_users import ROLES
-from tests.support.compose_files import POSTGRES, TLS, dotenv, read_together, started
+from tests.support.compose_files import GPU, POSTGRES, TLS, dotenv, read_together
 
-PROFILES = ("cpu", "gpu-mps", "gpu-mig")
-ON_TOP = [(), (TLS,), (POSTGRES,), (TLS, POSTGRES), (POSTGRES, TLS)]
-MIG = "MIG-c7384736-a75d-5afc-978f-d2f1294409fd"
+ON_TOP = [(), (TLS,), (POSTGRES,), (TLS, POSTGRES), (POSTGRES, TLS, GPU)]
 CHOICES = pytest.mark.parametrize(
-    ("profile", "on_top"),
-    [
-        pytest.param(profile, on_top, id="+".join([profile, *(path.suffixes[0][1:] for path in on_top)]))
-        for profile, on_top in itertools.product(PROFILES, ON_TOP)
-    ],
+    "on_top", ON_TOP, ids=["+".join(["plain", *(path.suffixes[0][1:] for path in each)]) for each in ON_TOP]
 )
+SHARES = "cpu:1,mps:25,mps:25,mps:50"
 
 
-def services(profile: str, on_top: tuple[Path, ...]) -> dict[str, dict[str, Any]]:
-    return started(read_together(*on_top, variables={**dotenv(), "FRACTUNE_MIG": MIG}), profile)
-
-
-def commands(service: dict[str, Any]) -> Iterator[list[str]]:
-    """What `fractune` is given in a container; deploy/measurers gives it once for each share."""
-    words = service["command"].split()
-    if service.get("entrypoint") != ["measurers"]:
-        yield words
-        return
-    for share in words[0].split(","):
-        yield ["worker", "--role", "measure", "--share", share, *words[1:]]
+def services(on_top: tuple[Path, ...]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = read_together(*on_top, variables={**dotenv(), "FRACTUNE_SHARES": SHARES})[
+        "services"
+    ]
+    return found
 
 
 class Started:
@@ -57,22 +44,28 @@ class Started:
         def run_worker(options: WorkerOptions) -> None:
             self.worked.append((options.role, options.redis_url))
 
+        def run_node(options: NodeOptions) -> None:
+            assert options.shares == tuple(SHARES.split(","))
+            for part in node_parts(options, gpus=["GPU-1"]):
+                assert main(part.command()[3:]) == 0
+
         monkeypatch.setattr("signal.signal", lambda *_: None)
         monkeypatch.setattr("fractune.cli.environment._read", read)
         monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_worker", run_worker)
+        monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_node", run_node)
         monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_server", self.served.append)
 
 
 @CHOICES
 def test_every_worker_is_one_that_our_command_line_starts(
-    profile: str, on_top: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+    on_top: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roles = set()
-    for service in services(profile, on_top).values():
+    for service in services(on_top).values():
         if service["image"] != "fractune:local" or service["command"].startswith("server "):
             continue
         found = Started(monkeypatch)
-        assert [main(words) for words in commands(service)] == [0] * len(found.worked)
+        assert main(service["command"].split()) == 0
         ((role, redis),) = set(found.worked)
         assert redis == f"redis://{role}:word@redis:6379/0"
         assert found.files == {f"/run/secrets/{name}" for name in service["secrets"]}
@@ -82,9 +75,9 @@ def test_every_worker_is_one_that_our_command_line_starts(
 
 @CHOICES
 def test_the_server_is_one_that_our_command_line_starts(
-    profile: str, on_top: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+    on_top: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = services(profile, on_top)["server"]
+    service = services(on_top)["server"]
     for name, value in service["environment"].items():
         monkeypatch.setenv(name, value)
     found = Started(monkeypatch)
@@ -102,9 +95,9 @@ def test_the_server_is_one_that_our_command_line_starts(
 
 
 @CHOICES
-def test_what_a_service_needs_is_there(profile: str, on_top: tuple[Path, ...]) -> None:
+def test_what_a_service_needs_is_there(on_top: tuple[Path, ...]) -> None:
     document = read_together(*on_top)
-    found = services(profile, on_top)
+    found = services(on_top)
     assert ("postgres" in found) is (POSTGRES in on_top)
     for service in found.values():
         assert set(service["secrets"]) <= document["secrets"].keys()
@@ -120,40 +113,16 @@ def test_what_a_service_needs_is_there(profile: str, on_top: tuple[Path, ...]) -
 
 
 @CHOICES
-def test_without_tls_nothing_is_published_but_on_loopback(profile: str, on_top: tuple[Path, ...]) -> None:
-    published = {name: service["ports"] for name, service in services(profile, on_top).items() if "ports" in service}
+def test_without_tls_nothing_is_published_but_on_loopback(on_top: tuple[Path, ...]) -> None:
+    published = {name: service["ports"] for name, service in services(on_top).items() if "ports" in service}
     assert published == {"server": ["50051:50051" if TLS in on_top else "127.0.0.1:50051:50051"]}
 
 
 def test_postgresql_is_made_for_the_user_that_the_server_is() -> None:
-    found = services("cpu", (POSTGRES,))["postgres"]
+    found = services((POSTGRES,))["postgres"]
     made = found["environment"]
     assert (made["POSTGRES_USER"], made["POSTGRES_DB"]) == ("fractune", "fractune")
     assert made["POSTGRES_PASSWORD_FILE"] == "/run/secrets/database.password"
     test = found["healthcheck"]["test"]
     assert test[:2] == ["CMD", "pg_isready"]
     assert "127.0.0.1" in test, "while the database is made, PostgreSQL answers at its socket alone"
-
-
-@CHOICES
-def test_only_measurers_of_a_gpu_are_given_one_and_all_of_it_that_they_need(
-    profile: str, on_top: tuple[Path, ...]
-) -> None:
-    devices: dict[str, Any] = {}
-    for name, service in services(profile, on_top).items():
-        asked = service.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
-        if not asked:
-            assert "NVIDIA_DRIVER_CAPABILITIES" not in service.get("environment", {})
-            continue
-        (devices[name],) = asked
-        capabilities = service["environment"]["NVIDIA_DRIVER_CAPABILITIES"].split(",")
-        assert set(capabilities) == {"compute", "utility"}, "CUDA and MPS, and NVML"
-    ids = {"cpu": {}, "gpu-mps": {"measure-mps": ["0"]}, "gpu-mig": {"measure-mig": [MIG]}}[profile]
-    assert devices == {
-        name: {"driver": "nvidia", "device_ids": found, "capabilities": ["gpu"]} for name, found in ids.items()
-    }
-
-
-def test_a_mig_instance_is_the_share_that_is_measured_and_nothing_else_is_given() -> None:
-    words = services("gpu-mig", ())["measure-mig"]["command"].split()
-    assert words[0] == f"mig:{MIG}"

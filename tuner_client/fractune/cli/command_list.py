@@ -48,6 +48,7 @@ COMMANDS = {
     "dashboard": Entry(_FLEET, "fleet.dashboard", "fractune dashboard --server tuner:50051"),
     "server": Entry(_FLEET, "fleet.launch", "fractune server --redis redis://localhost:6379/0"),
     "worker": Entry(_FLEET, "fleet.launch", "fractune worker --role build --redis redis://tuner:6379/0"),
+    "node": Entry(_FLEET, "fleet.launch", "fractune node --shares cpu:1,cpu:2 --redis redis://tuner:6379/0"),
     "workers": Entry(_FLEET, "jobs.jobs", "fractune workers --server tuner:50051"),
     "shares": Entry(_FLEET, "machine.shares", "fractune shares --prove"),
     "mps": Entry(_FLEET, "machine.mps", "fractune mps start"),

@@ -213,6 +213,13 @@ def mps_daemon_here() -> tuple[Any, Any]:
     return confinement.gpu, confinement.daemon
 
 
+def visible_gpus() -> list[str]:
+    """The UUIDs of the GPUs that this process may use. Raises ShareUnavailable when there is none."""
+    from fractune_workers.gpu import nvml
+
+    return [gpu.uuid for gpu in nvml.visible_gpus(nvml.open_nvml().gpus())]
+
+
 def cpu_limits() -> dict[str, Any]:
     """The CPU limit of this process and the way to make one: a fractune_workers.inventory.cpus.LimitsHere."""
     from fractune_workers.inventory import cpus

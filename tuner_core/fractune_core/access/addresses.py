@@ -75,6 +75,14 @@ def with_password(url: str, password: str) -> str:
     return f"{scheme}://{name}:{quote(password, safe='')}@{place}"
 
 
+def with_user(url: str, user: str) -> str:
+    """The address with the user. Raises BadRequest for an address that names another user already."""
+    scheme, separator, place = url.partition("://")
+    if not separator or _USER.search(url):
+        raise BadRequest(f"{without_password(url)} must be an address without a user, as redis://HOST:PORT/0")
+    return f"{scheme}://{user}@{place}"
+
+
 def without_password(url: str) -> str:
     """The address for messages: with its user and without its password.
 

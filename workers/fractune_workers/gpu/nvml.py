@@ -222,17 +222,31 @@ def visible_gpu(gpus: Sequence[Gpu]) -> Gpu:
 
     Raises ShareUnavailable when there is none, or none of that name.
     """
-    if not gpus:
-        raise ShareUnavailable("the NVIDIA driver sees no GPU; see what `nvidia-smi -L` says")
+    named = os.environ.get(VISIBLE_DEVICES)
+    return _named_gpu(gpus, None if named is None else named.partition(",")[0].strip())
+
+
+def visible_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """All GPUs that this process may use, each once. Raises ShareUnavailable as `visible_gpu`."""
     named = os.environ.get(VISIBLE_DEVICES)
     if named is None:
+        return [_named_gpu(gpus, None), *gpus[1:]]
+    found = [_named_gpu(gpus, name.strip()) for name in named.split(",")]
+    return list({gpu.uuid: gpu for gpu in found}.values())
+
+
+def _named_gpu(gpus: Sequence[Gpu], name: str | None) -> Gpu:
+    """The GPU of that name; the first for None."""
+    if not gpus:
+        raise ShareUnavailable("the NVIDIA driver sees no GPU; see what `nvidia-smi -L` says")
+    if name is None:
         return gpus[0]
-    first = named.partition(",")[0].strip()
-    found = [gpu for gpu in gpus if _is_named(gpu, first)]
+    found = [gpu for gpu in gpus if _is_named(gpu, name)]
     if len(found) != 1:
         there = ", ".join(gpu.uuid for gpu in gpus)
         raise ShareUnavailable(
-            f"{VISIBLE_DEVICES}='{named}' does not name one GPU; give its number or its UUID (here: {there})"
+            f"{VISIBLE_DEVICES}='{os.environ.get(VISIBLE_DEVICES)}' does not name one GPU; give its number or its UUID "
+            f"(here: {there})"
         )
     return found[0]
 

@@ -52,7 +52,8 @@ class Parts:
         given_up: Callable[[str], FractuneError] = FractuneError,
         kind: str = "",
     ) -> Running:
-        part = Part(name, lambda: python(code), self.folder / f"{name}.log", {}, rank, given_up, kind)
+        log_file = self.folder / f"{name}.log"
+        part = Part(name, lambda: python(code), log_file, {}, rank, given_up, kind)
         self.running.append(Running(part))
         return self.running[-1]
 
@@ -226,3 +227,26 @@ def test_a_part_that_something_hinders_is_not_started_again(tmp_path: Path, code
     with pytest.raises(StateUnusable, match="the disk is full"):
         wait_until(lambda: tended(running) is not running)
     end_in_order([running])
+
+
+def test_a_part_without_a_log_file_says_its_lines_here_with_its_name(capfd: pytest.CaptureFixture[str]) -> None:
+    code = "import sys; print('{\"level\": \"info\"}', flush=True); print('fractune: cpu:64 is too large'); sys.exit(4)"
+    part = Running(Part("measure", lambda: python(code), None, {}, 0))
+    with pytest.raises(ShareUnavailable, match=r"^cpu:64 is too large$"):
+        wait_until(part.tend)
+    assert capfd.readouterr().err.splitlines() == [
+        '{"part": "measure", "level": "info"}',
+        "measure: fractune: cpu:64 is too large",
+    ]
+
+
+def test_a_part_that_has_lost_redis_is_started_as_often_as_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "PAUSE_S", 0.0)
+    (tmp_path / "starts").touch()
+    code = f"open({str(tmp_path / 'starts')!r}, 'a').write('.'); raise SystemExit({RedisGone.exit_code})"
+    part = Running(Part("build", lambda: python(code), tmp_path / "log", {}, 0, waits_for_redis=True))
+    starts = processes.RESTARTS_A_MINUTE + 3
+    wait_until(lambda: not part.tend() and (tmp_path / "starts").read_text("utf-8").count(".") > starts)
+    end_in_order([part])

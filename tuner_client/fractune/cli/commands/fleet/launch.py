@@ -1,8 +1,12 @@
-"""`fractune server` and `fractune worker`: the parts of a stack, each on its own."""
+"""`fractune server` and `fractune worker`: the parts of a fleet, each on its own; `fractune node`: all workers of a
+machine.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,15 +14,19 @@ from typing import Annotated
 import typer
 
 from fractune.cli import logs, options
+from fractune.cli.ending import Stopped
 from fractune.cli.environment import database_address, fleet_secret, redis_address
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
+from fractune.local.node import DEFAULT_GRACE_S, NodeOptions, node_shares, run_node
 from fractune.local.programs import run_server, run_worker
 from fractune.local.state import default_state_dir
 from fractune.text.text import parse_bytes
+from fractune_core.access.addresses import with_user
 from fractune_core.errors import BadRequest
 from fractune_core.fleet.options import RoleName, ServerOptions, WorkerOptions
 from fractune_core.records import COLD, WARM
 
+AUTO = "auto"
 _LEAST_MODEL_MEMORY = 1 << 30
 
 
@@ -41,6 +49,21 @@ class Fleet:
     ] = None
     log_level: logs.Level = LogLevel.INFO
     log_format: logs.Format = LogFormat.TEXT
+
+    def arguments(self, role: str, passwords: Path | None) -> Iterator[str]:
+        """The same options for a worker of the role. With a folder of passwords, as `fractune admin redis-acl` writes
+        it, each role is a user of its own. Raises BadRequest.
+        """
+        if passwords is not None and self.redis_password_file is not None:
+            raise BadRequest("--redis-passwords and --redis-password-file exclude each other; give one of them")
+        file = self.redis_password_file if passwords is None else passwords / f"{role}.password"
+        redis_address(self.redis, file)  # refused here, once, and not by each worker
+        yield from ("--redis", self.redis if passwords is None else with_user(self.redis, role))
+        if file is not None:
+            yield from ("--redis-password-file", str(file))
+        if self.secret_file is not None:
+            yield from ("--secret-file", str(self.secret_file))
+        yield from ("--log-level", self.log_level, "--log-format", self.log_format)
 
 
 class Cache(StrEnum):
@@ -83,14 +106,26 @@ def server(
     )
 
 
+LockDir = Annotated[
+    Path | None, typer.Option("--lock-dir", help="Folder of the locks that keep measurements undisturbed.")
+]
+ModelMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--max-model-memory",
+        metavar="SIZE",
+        envvar="FRACTUNE_MAX_MODEL_MEMORY",
+        help="Memory limit for work on a model, such as 8GiB (default: 40 % of this host's).",
+    ),
+]
+
+
 def worker(
     role: Annotated[RoleName, typer.Option("--role", help="Kind of work.")],
     fleet: Fleet,
     share: Annotated[str | None, typer.Option("--share", help="Measurers: the share to measure under.")] = None,
     cores: Annotated[str | None, typer.Option("--cores", metavar="0,1", help="Cores to use.")] = None,
-    lock_dir: Annotated[
-        Path | None, typer.Option("--lock-dir", help="Folder of the locks that keep measurements undisturbed.")
-    ] = None,
+    lock_dir: LockDir = None,
     name: Annotated[str | None, typer.Option("--name", help="Name in the fleet (default: a random one).")] = None,
     margin: Annotated[
         float | None,
@@ -99,15 +134,7 @@ def worker(
     cache: Annotated[
         Cache, typer.Option("--cache", help="Measurers of a GPU: state of its cache at the beginning of a call.")
     ] = Cache.WARM,
-    max_model_memory: Annotated[
-        str | None,
-        typer.Option(
-            "--max-model-memory",
-            metavar="SIZE",
-            envvar="FRACTUNE_MAX_MODEL_MEMORY",
-            help="Memory limit for work on a model, such as 8GiB (default: 40 % of this host's).",
-        ),
-    ] = None,
+    max_model_memory: ModelMemory = None,
 ) -> None:
     """Run one worker alone."""
     set_up_logs(fleet.log_level, fleet.log_format)
@@ -126,6 +153,53 @@ def worker(
             secret_files=tuple(path for path in (fleet.secret_file, fleet.redis_password_file) if path is not None),
         )
     )
+
+
+def node(
+    fleet: Fleet,
+    shares: Annotated[
+        str, typer.Option("--shares", help="A measurer for each, of a GPU's share on each GPU; one may stand twice.")
+    ] = "",
+    builders: Annotated[
+        str, typer.Option("--builders", help="Number of builders; auto: one for each free core.")
+    ] = AUTO,
+    compilers: Annotated[int, typer.Option("--compilers", help="Workers that read and compile models.")] = 1,
+    tuners: Annotated[int, typer.Option("--tuners", help="Tuner instances, which search.")] = 1,
+    redis_passwords: Annotated[
+        Path | None,
+        typer.Option("--redis-passwords", help="Folder that 'fractune admin redis-acl' wrote: a user for each role."),
+    ] = None,
+    cores: Annotated[str | None, typer.Option("--cores", metavar="0,1", help="Cores to use.")] = None,
+    lock_dir: LockDir = None,
+    grace_s: Annotated[
+        float, typer.Option("--grace", metavar="SECONDS", help="Time for the work in hand, once asked to end.")
+    ] = DEFAULT_GRACE_S,
+    max_model_memory: ModelMemory = None,
+) -> None:
+    """Run all workers of this machine, or of its allotted part."""
+    set_up_logs(fleet.log_level, fleet.log_format)
+    fleet_secret(fleet.secret_file)
+    placed = [] if lock_dir is None else ["--lock-dir", str(lock_dir)]
+    if max_model_memory is not None:
+        _parse_model_memory(max_model_memory)
+        placed += ["--max-model-memory", max_model_memory]
+    node_options = NodeOptions(
+        shares=node_shares(shares),
+        builders=None if builders == AUTO else _parse_count("--builders", builders),
+        compilers=compilers,
+        tuners=tuners,
+        cores=tuple(_parse_cores(cores)) if cores else (),
+        grace_s=grace_s,
+    )
+    arguments = {role: [*fleet.arguments(role, redis_passwords), *placed] for role in node_options.roles()}
+    with contextlib.suppress(Stopped, KeyboardInterrupt):
+        run_node(replace(node_options, arguments=arguments))
+
+
+def _parse_count(option: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+        raise BadRequest(f"{option} '{text}': write a number, or {AUTO}")
+    return int(text)
 
 
 def _parse_model_memory(text: str) -> int:
