@@ -333,11 +333,14 @@ def test_code_that_does_not_take_what_the_manifest_says_is_a_bad_bundle(
         run_once(path)
 
 
+@pytest.mark.parametrize(
+    "change", [of_input(dtype="int32"), of_variants(lambda weights: weights[::-1]), weights_turned]
+)
 def test_code_of_the_virtual_machine_that_does_not_take_its_tensors_is_a_bad_bundle(
-    by_machine: Small, tmp_path: Path
+    by_machine: Small, tmp_path: Path, change: Callable[[Manifest], Manifest]
 ) -> None:
     path = tmp_path / "m.fractune"
-    write_changed(by_machine, path, of_input(dtype="int32"))
+    write_changed(by_machine, path, change)
     with pytest.raises(BadBundle, match="its code does not take these inputs, or the weights"):
         run_once(path)
 

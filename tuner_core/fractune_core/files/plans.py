@@ -1,7 +1,8 @@
-"""The plan of a variant without control flow: what its kernels are called with, one after the other.
+"""The plan of a variant: the tensors that it takes, and without control flow what its kernels are called with.
 
 The variant's code gives the plan as JSON. The reader prepares the arguments of all calls from it when it loads the
-code. Kernels check nothing, so the reader checks beforehand that each tensor lies inside its memory.
+code. Kernels check nothing, so the reader checks beforehand that each tensor lies inside its memory. A variant for
+TVM's virtual machine has the parameters alone.
 """
 
 from __future__ import annotations

@@ -43,13 +43,23 @@ def entry_of(code: Any, name: str) -> Callable[..., Any] | None:
 
 
 def read_plan(module: Any, entry: str) -> Plan | None:
-    """The plan that code gives of an entry; None for code of TVM's virtual machine. Raises ValueError."""
+    """The plan that code gives of an entry; None for an entry that it does not have. Raises ValueError."""
     give = entry_of(module, plan_name(entry))
     if give is None:
         return None
     text = ctypes.create_string_buffer(give(0))
     give(ctypes.addressof(text))
     return Plan.read(text.raw)
+
+
+def check_parameters(plan: Plan, given: Sequence[Any]) -> None:
+    """Raises ValueError unless these are the code's inputs, and after them its weights: kernels check no argument."""
+    if len(plan.parameters) != len(given):
+        raise ValueError(f"it takes {len(plan.parameters)} tensors, not {len(given)}")
+    for number, (planned, found) in enumerate(zip(plan.parameters, given, strict=True)):
+        if (planned.dtype, planned.shape) != (str(found.dtype), tuple(found.shape)):
+            wanted, other = (f"{each.dtype}{list(each.shape)}" for each in (planned, found))
+            raise ValueError(f"its tensor {number} is {wanted}, not {other}")
 
 
 class Planned:
@@ -85,13 +95,9 @@ class Planned:
 
     def check(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         """Raises ValueError unless the code takes these inputs and the weights, and gives these outputs."""
-        given = [(str(each.dtype), tuple(each.shape)) for each in (*inputs, *self.weights)]
-        takes, gives = len(self.plan.parameters), len(self.plan.outputs)
-        if (takes, gives) != (len(given), len(outputs)):
-            raise ValueError(f"it takes {takes} tensors and gives {gives}, not {len(given)} and {len(outputs)}")
-        for number, (planned, found) in enumerate(zip(self.plan.parameters, given, strict=True)):
-            if (planned.dtype, planned.shape) != found:
-                raise ValueError(f"its tensor {number} is {planned.dtype}{list(planned.shape)}, not {found}")
+        check_parameters(self.plan, [*inputs, *self.weights])
+        if len(self.plan.outputs) != len(outputs):
+            raise ValueError(f"it gives {len(self.plan.outputs)} tensors, not {len(outputs)}")
         for planned, spec in zip(self.plan.outputs, outputs, strict=True):
             if planned.dtype != spec.dtype or not spec.has_shape(planned.shape):
                 made, wanted = (f"{each.dtype}{list(each.shape)}" for each in (planned, spec))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fractune_core.errors import BadBundle, first_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.manifests import MAIN, MAIN_CACHED
-from fractune_runtime.tvm_runtime.arena import Planned, entry_of, read_plan
+from fractune_core.files.plans import Plan
+from fractune_runtime.tvm_runtime.arena import Planned, check_parameters, entry_of, read_plan
 from fractune_runtime.tvm_runtime.interface import Interface
 from fractune_runtime.tvm_runtime.runtime import CPU, Weights, copy_tensor, tvm_function
 from fractune_runtime.tvm_runtime.tensors import CacheRows, TensorSpec, as_array, flat
@@ -72,33 +73,35 @@ def load_code(
     weights: Sequence[Any],
     devices: Sequence[tuple[int, int]] = (CPU,),
     within: Callable[[Entry], Entry] = lambda entry: entry,
-) -> tuple[Variant, int]:
-    """The variant in these object files, and the number of inputs and weights that it takes. Its entry runs as
-    `within` makes it. `devices`: the device of the tensors first, the CPU last. For other files TVM raises exceptions
-    of any kind.
+) -> tuple[Variant, Plan]:
+    """The variant in these object files, and its plan. Its entry runs as `within` makes it. `devices`: the device of
+    the tensors first, the CPU last. For other files TVM raises exceptions of any kind.
     """
     import tvm_ffi_orcjit
 
     # The session's own `load_module` requests the C++ compiler's runtime library first; C code needs none.
     session = tvm_ffi_orcjit.default_session()
     module = tvm_function("tvm_ffi_orcjit.SessionLoadModule")(session, list(objects), "", None, None)
+    plan = read_plan(module, MAIN)
+    if plan is None:
+        raise ValueError("it has no plan")
     machine = _machine(module, devices)
-    if machine is not None:
-        loaded = Called(within(machine[MAIN]), weights, machine["set_instrument"])
-        takes = int(machine["get_function_arity"](MAIN))
-        if (cached := entry_of(machine, MAIN_CACHED)) is not None:
-            loaded.cached = Called(within(cached), weights)
-        return loaded, takes
-    planned = _planned(module, MAIN, weights, within)
-    if planned is None:
-        raise ValueError("it has no plan, and no bytecode")
-    planned.cached = _planned(module, MAIN_CACHED, weights, within)
-    return planned, len(planned.plan.parameters)
+    if machine is None:
+        planned = _planned(module, MAIN, plan, weights, within)
+        if (of_cached := read_plan(module, MAIN_CACHED)) is not None:
+            planned.cached = _planned(module, MAIN_CACHED, of_cached, weights, within)
+        return planned, plan
+    loaded = Called(within(machine[MAIN]), weights, machine["set_instrument"])
+    if (cached := entry_of(machine, MAIN_CACHED)) is not None:
+        loaded.cached = Called(within(cached), weights)
+    return loaded, plan
 
 
-def _planned(module: Any, name: str, weights: Sequence[Any], within: Callable[[Entry], Entry]) -> Planned | None:
-    plan, entry = read_plan(module, name), entry_of(module, name)
-    return None if plan is None or entry is None else Planned(within(entry), plan, weights)
+def _planned(module: Any, name: str, plan: Plan, weights: Sequence[Any], within: Callable[[Entry], Entry]) -> Planned:
+    entry = entry_of(module, name)
+    if entry is None:
+        raise ValueError(f"it has no entry '{name}'")
+    return Planned(within(entry), plan, weights)
 
 
 def _machine(module: Any, devices: Sequence[tuple[int, int]]) -> Any:
@@ -124,26 +127,30 @@ def load_variant(
     objects, own = bundle.objects(variant), weights.of(variant)
     inputs = len(bundle.manifest["inputs"])
     try:
-        loaded, takes = load_code(objects, own, devices, within)
+        loaded, plan = load_code(objects, own, devices, within)
     except MISFITS as error:
         raise BadBundle(
             f"{bundle.name}: the code of the variant '{variant}' cannot be loaded ({first_line(error)}); "
             "make the bundle again"
         ) from error
+    takes = len(plan.parameters)
     if takes != inputs + len(own):
         raise BadBundle(
             f"{bundle.name}: the code of the variant '{variant}' takes {takes} tensors, and its manifest names "
             f"{inputs} inputs and {len(own)} weights; make the bundle again"
         )
+    interface = Interface(bundle)
     if isinstance(loaded, Planned):
-        interface = Interface(bundle)
-        interface.check_outputs(loaded.plan.outputs)
-        try:
+        interface.check_outputs(plan.outputs)
+    try:
+        if isinstance(loaded, Called):
+            check_parameters(plan, [*interface.inputs, *own])
+        else:
             loaded.check(interface.inputs, interface.outputs)
             if isinstance(loaded.cached, Planned):
                 loaded.cached.check(*with_buffers(bundle, interface))
-        except ValueError as error:
-            raise misfit(bundle, error) from error
+    except ValueError as error:
+        raise misfit(bundle, error) from error
     return loaded
 
 

@@ -94,6 +94,16 @@ def in_arena(mod: tvm.IRModule) -> tvm.IRModule | None:
     return tvm.IRModule({var: each.with_attr("global_symbol", var.name_hint) for var, each in functions.items()})
 
 
+def with_parameters(mod: tvm.IRModule, finalized: tvm.IRModule) -> tvm.IRModule:
+    """A module for TVM's virtual machine, with a function that gives the parameters of `main` in `mod`."""
+    line = _Line(mod, MAIN)
+    plan = Plan(0, (), tuple(view.placed() for view in line.params), (), (), ())
+    name = plan_name(MAIN)
+    text = _text(json.dumps(plan.to_json(), separators=(",", ":")))
+    of_host = text.with_attrs({"global_symbol": name, "tirx.is_host_func": 1})
+    return tvm.IRModule({**finalized.functions, tvm.ir.GlobalVar(name): of_host}, attrs=finalized.attrs)
+
+
 def _entry_of(line: _Line, entry: str) -> dict[str, Any]:
     """The function of an entry, that of its plan, and kernels that copy outputs without memory of their own."""
     outputs, copies = line.outputs(), dict[str, Any]()

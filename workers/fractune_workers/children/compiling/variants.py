@@ -36,7 +36,7 @@ from fractune_workers.children.building.cuda import (
 )
 from fractune_workers.children.building.embed_cubin import merged
 from fractune_workers.children.building.triton_archive import build_triton_parts, with_room_for_partials
-from fractune_workers.children.compiling.arena import in_arena
+from fractune_workers.children.compiling.arena import in_arena, with_parameters
 from fractune_workers.children.compiling.cache_in_place import with_entry_for_caches
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
 from fractune_workers.children.importing.passes import is_scheduled
@@ -250,9 +250,11 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
         mod = parts_in_place(tvm.transform.Sequential(pipeline.dataflow_lower_passes(target))(mod))
         if for_gpu:
             mod = with_planned_workspaces(mod, target)
-            return tvm.transform.Sequential(pipeline.finalize_passes(target))(mod)
-        mod = with_entry_for_caches(with_product_prefetches(mod))
-        return in_arena(mod) or tvm.transform.Sequential(pipeline.finalize_passes(target))(mod)
+        else:
+            mod = with_entry_for_caches(with_product_prefetches(mod))
+            if (planned := in_arena(mod)) is not None:
+                return planned
+        return with_parameters(mod, tvm.transform.Sequential(pipeline.finalize_passes(target))(mod))
 
 
 def _parts(mod: Any) -> list[Any]:
