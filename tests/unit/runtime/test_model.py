@@ -278,7 +278,7 @@ def write_changed(small: Small, path: Path, change: Callable[[Manifest], Manifes
 
 
 def of_input(**changes: Any) -> Callable[[Manifest], Manifest]:
-    return lambda manifest: {**manifest, "inputs": [{**manifest["inputs"][0], **changes}]}
+    return lambda manifest: {**manifest, "inputs": [{**manifest["inputs"][0], **changes}], "dims": {}}
 
 
 def of_output(**changes: Any) -> Callable[[Manifest], Manifest]:
@@ -315,7 +315,7 @@ def weights_turned(manifest: Manifest) -> Manifest:
         (of_input(shape=[1, 4, 16, 17]), "its code does not take these inputs, or the weights"),
         (of_input(shape=[1, 4, 16]), "its code does not take these inputs, or the weights"),
         (of_input(dtype="int32"), "its code does not take these inputs, or the weights"),
-        (lambda manifest: {**manifest, "inputs": []}, "takes 4 tensors, and its manifest names 0 inputs"),
+        (lambda manifest: {**manifest, "inputs": [], "dims": {}}, "takes 4 tensors, and its manifest names 0 inputs"),
         (lambda manifest: {**manifest, "outputs": []}, "its code gives 1 outputs, and its manifest names 0"),
         (of_output(shape=[1, 9]), r"its code gives the output 'y' the shape \[1, 10\], and its manifest \[1, 9\]"),
         (of_output(dtype="int8"), r"it gives the output 'y' as float32\[1, 10\], not int8"),
