@@ -27,10 +27,12 @@ import redis
 from benchmarks.support import match_log
 from benchmarks.support.machine import arguments, write_result
 from fractune_core.analysis.match import How, Policy
+from fractune_core.names import DEFAULT_TENANT
+from fractune_server.main import call_context
 from fractune_server.selection.model_match import Matcher, MatchQuery
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.transport.context import ServerContext
+from fractune_server.transport.context import ServerContext, TenantView
 from tests.support.processes.redis_process import running_redis
 
 WARM_BAR_S = 0.1
@@ -77,7 +79,7 @@ def ask(folder: Path, redis_url: str, case: str, share: str) -> dict[str, float]
     wall, cpu, waited = time.perf_counter(), time.process_time(), _waited_s()
     store, connection = Store(sqlite_url(folder)), redis.Redis.from_url(redis_url)
     deps = ServerContext(store, connection, BlobStore(folder), b"made up")
-    call = _call(Matcher(deps), case, share)
+    call = _call(Matcher(call_context(deps)), deps.view_of(DEFAULT_TENANT), case, share)
     call()
     cold = time.perf_counter() - wall, time.process_time() - cpu, _waited_s() - waited
     warm = [_timed(call) for _ in range(_WARM_CALLS)]
@@ -94,9 +96,9 @@ def ask(folder: Path, redis_url: str, case: str, share: str) -> dict[str, float]
     }
 
 
-def _call(matcher: Matcher, case: str, share: str) -> Callable[[], None]:
+def _call(matcher: Matcher, view: TenantView, case: str, share: str) -> Callable[[], None]:
     key = match_log.model_key(match_log.MODELS // 2)
-    query = MatchQuery(key.model, key.inputs, key.target, None, "")
+    query = MatchQuery(key.model, key.inputs, key.target, None, "", view)
 
     def match() -> None:
         answers = matcher.match(query, share, Policy()).operators

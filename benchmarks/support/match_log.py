@@ -18,6 +18,7 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 
 from benchmarks.queue_cost import TRACE
 from fractune_core.jobs import OperatorTask
+from fractune_core.names import DEFAULT_TENANT
 from fractune_core.records import UNTUNED, Kind, TuningRecord, candidate_id, record_id
 from fractune_core.shares import Device, GrantedShare
 from fractune_server.store.database.tables import records
@@ -89,7 +90,8 @@ def _insert(cursor: DBAPICursor, rows: list[dict[str, Any]]) -> None:
 
 
 def _trial_rows(number: int, operators: int, count: int) -> Iterator[dict[str, Any]]:
-    samples = {share: _as_sqlite(record_to_row(_record("trial", "", share, "", 1.0))) for share in SHARES[:2]}
+    trials = {share: _record("trial", "", share, "", 1.0) for share in SHARES[:2]}
+    samples = {share: _as_sqlite(record_to_row(each, DEFAULT_TENANT, "")) for share, each in trials.items()}
     tasks = _tasks(number, operators)
     for index in range(count):
         task, share = tasks[index % operators], SHARES[index // operators % 2]

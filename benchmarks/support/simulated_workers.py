@@ -275,6 +275,7 @@ class SimulatedWorker:
                 build = BuildWork(
                     work_id=uuid.uuid4().hex,
                     job=work.job,
+                    tenant=work.tenant,
                     round=work.round,
                     purpose=Kind.TRIAL,
                     device_key=work.device_key,
@@ -299,6 +300,7 @@ class SimulatedWorker:
                 measure = MeasureWork(
                     work_id=uuid.uuid4().hex,
                     job=work.job,
+                    tenant=work.tenant,
                     round=work.round,
                     purpose=work.purpose,
                     share=share,

@@ -44,7 +44,7 @@ def server(urls: Urls) -> Iterator[redis.Redis]:
     """Redis as the server sees it, with a model, a bundle, an artifact and a piece of work there."""
     with redis.Redis.from_url(urls(SERVER)) as connection:
         for name in (
-            redis_names.model_blob(MODEL),
+            redis_names.model_blob("default", MODEL),
             redis_names.bundle_blob(BUNDLE),
             ARTIFACT,
             redis_names.workload_blob("w"),
@@ -183,7 +183,7 @@ def allowed(connection: redis.Redis, commands: Sequence[tuple[str, ...]]) -> lis
 
 
 BLOBS = {
-    "model": redis_names.model_blob(MODEL),
+    "model": redis_names.model_blob("default", MODEL),
     "bundle": redis_names.bundle_blob(BUNDLE),
     "artifact": ARTIFACT,
     "workload": redis_names.workload_blob("w"),

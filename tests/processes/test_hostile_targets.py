@@ -99,7 +99,7 @@ def test_a_worker_that_is_given_it_refuses_it_too(tmp_path: Path, program: Path)
     ):
         connection = redis.Redis.from_url(url)
         put_signed_blob(connection, SECRET, workload_blob(workload["hash"]), workload["json"].encode())
-        put_blob(connection, model_blob(digest), model)
+        put_blob(connection, model_blob("default", digest), model)
         queues = WorkQueues(connection, SECRET)
         queues.enqueue(BUILD_QUEUE, build)
         queues.enqueue(COMPILE_QUEUE, ingest)

@@ -49,7 +49,7 @@ def test_a_model_is_read_though_the_child_that_reads_it_is_killed(tmp_path: Path
     with running_redis() as url, worker("compiler", "compile", url, tmp_path / "gate") as process:
         connection = redis.Redis.from_url(url)
         process.info(connection)
-        put_blob(connection, model_blob(digest), model)
+        put_blob(connection, model_blob("default", digest), model)
         WorkQueues(connection, SECRET).enqueue(COMPILE_QUEUE, ingest_work(digest))
         killed = set[int]()
         for _ in range(kills):

@@ -56,7 +56,7 @@ class Reading:
         """To read a model; the job is called as it is."""
         contents = contents or name.encode()
         digest = hashlib.sha256(contents).hexdigest()
-        put_blob(self.redis, model_blob(digest), contents)
+        put_blob(self.redis, model_blob("default", digest), contents)
         work = ingest_work(digest, work_id=f"work-{name}", job=name, model_name=f"{name}.onnx", owner=owner)
         WorkQueues(self.redis, SECRET).enqueue(COMPILE_QUEUE, work)
 

@@ -202,7 +202,7 @@ def test_a_worker_takes_no_commands(attacked: Attacked) -> None:
 
 def test_another_model_file_under_the_name_of_an_uploaded_one_is_not_read(attacked: Attacked) -> None:
     digest = hashlib.sha256(b"the user's model").hexdigest()
-    put_blob(attacked.redis, model_blob(digest), b"another model")
+    put_blob(attacked.redis, model_blob("default", digest), b"another model")
     attacked.ask("swapped", digest)
     wait_until(lambda: attacked.errors("swapped") == ["Unsigned"])
 

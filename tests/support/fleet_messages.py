@@ -29,8 +29,8 @@ from tests.support.secret import SECRET
 
 STREAM = redis_names.tuner_stream("tune-1")
 CONV2D = TargetOperator(WORKLOAD, "conv2d", "{}", "{}")
-TIME_MODEL = TimeModelWork(work_id="work1", job="job1", share="cpu:1", bundle="b")
-_COMMON: dict[str, Any] = {"work_id": "work1", "job": "job1"}
+TIME_MODEL = TimeModelWork(work_id="work1", job="job1", tenant="default", share="cpu:1", bundle="b")
+_COMMON: dict[str, Any] = {"work_id": "work1", "job": "job1", "tenant": "default"}
 _REQUEST: dict[str, Any] = {**_COMMON, "device_key": DEVICE.key, "shares": ["cpu:1"]}
 
 

@@ -60,6 +60,21 @@ def check_file_name(name: str, what: str) -> None:
         )
 
 
+DEFAULT_TENANT = "default"
+"""of callers without a token, and of tokens that name no other"""
+_TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+
+
+def check_tenant(name: str) -> str:
+    """The name of a tenant as it is. Raises BadRequest for another text."""
+    if not _TENANT.fullmatch(name):
+        raise BadRequest(
+            f"tenant '{shortened(name, _SHOWN)}': write at most 32 lower-case letters, digits and '-', and "
+            "begin with a letter or a digit"
+        )
+    return name
+
+
 class HealthPart(StrEnum):
     """Parts of a server's health, as gRPC's health service names them; its empty name means all parts."""
 

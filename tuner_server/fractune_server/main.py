@@ -35,7 +35,7 @@ from fractune_core.host.private_folders import OWN_UMASK
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_server.access.authenticator import AccessInterceptor, Authenticator
+from fractune_server.access.authenticator import AccessInterceptor, Authenticator, caller
 from fractune_server.engine.engine import Engine
 from fractune_server.monitoring.collector import ServerCollector
 from fractune_server.monitoring.endpoint import Endpoint
@@ -43,14 +43,15 @@ from fractune_server.monitoring.health import Health
 from fractune_server.selection.model_match import Matcher
 from fractune_server.services.fleet import FleetService
 from fractune_server.services.interceptors import CallCounter, ConcurrencyLimit, ErrorInterceptor, HandlerCache
-from fractune_server.services.jobs import MAX_WATCHERS, JobService
+from fractune_server.services.jobs import MAX_WATCHERS, JobFeeds, JobService
 from fractune_server.services.log import LogService
 from fractune_server.services.models import BundleService, ModelService
 from fractune_server.services.plans import PlanService
 from fractune_server.store.blob_files import BlobStore, StateFolder
 from fractune_server.store.database.database import ServerLock, is_postgresql
+from fractune_server.store.database.sight import Sight
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.transport.context import ServerContext
+from fractune_server.transport.context import CallContext, ServerContext, TenantView
 from fractune_server.transport.outgoing import mark_cancelled
 from fractune_server.transport.work_queues import WorkQueues
 
@@ -175,17 +176,34 @@ def make_server(
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES), *SERVER_KEEPALIVE],
         maximum_concurrent_rpcs=at_once,
     )
-    rpc.add_ModelServiceServicer_to_server(ModelService(context), server)
-    rpc.add_JobServiceServicer_to_server(JobService(context, stopping), server)
-    matcher = Matcher(context)
-    rpc.add_LogServiceServicer_to_server(LogService(context, matcher), server)
-    rpc.add_PlanServiceServicer_to_server(PlanService(matcher), server)
-    rpc.add_BundleServiceServicer_to_server(BundleService(context), server)
-    rpc.add_FleetServiceServicer_to_server(FleetService(context), server)
+    calls, feeds = call_context(context), JobFeeds(context.notifier, context.store.jobs.revisions)
+    rpc.add_ModelServiceServicer_to_server(ModelService(calls), server)
+    rpc.add_JobServiceServicer_to_server(JobService(calls, feeds, stopping), server)
+    matcher = Matcher(calls)
+    rpc.add_LogServiceServicer_to_server(LogService(calls, matcher), server)
+    rpc.add_PlanServiceServicer_to_server(PlanService(calls.view, matcher), server)
+    rpc.add_BundleServiceServicer_to_server(BundleService(calls), server)
+    rpc.add_FleetServiceServicer_to_server(FleetService(calls), server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     names = [*_services(), HEALTH_SERVICE, reflection.SERVICE_NAME]
     reflection.enable_server_reflection(names, server)
     return server
+
+
+def call_context(context: ServerContext) -> CallContext:
+    """For handlers: they see what the caller of their call sees."""
+
+    def view() -> TenantView:
+        return context.view(Sight(caller().tenant_seen, caller().tenant))
+
+    return CallContext(
+        view,
+        context.redis,
+        context.secret,
+        context.upload_limit_bytes,
+        context.notifier,
+        context.model_ingests,
+    )
 
 
 def _services() -> list[str]:

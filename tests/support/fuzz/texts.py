@@ -15,7 +15,8 @@ from fractune_core.errors import BadRequest
 from fractune_core.fleet.redis_connection import no_redis
 from fractune_core.named_sizes import MOST_SIZE, NamedSizes
 from fractune_core.shares import parse_shares
-from fractune_server.services.paging import read_token, write_token
+from fractune_server.access.authenticator import ANYBODY, set_caller
+from fractune_server.services.paging import PageTokens
 from tests.support.fuzz.mutations import Mutator
 from tests.support.fuzz.target import Target
 
@@ -36,11 +37,13 @@ _WORDS = (
         "é",
     ),
 )
+set_caller(ANYBODY)
+TOKENS = PageTokens(b"secret")
 _PAGES = (
-    write_token([0.5, 7]),
-    write_token([3]),
-    write_token([float("nan"), 1]),
-    write_token([10**30]),
+    TOKENS.write([0.5, 7]),
+    TOKENS.write([3]),
+    TOKENS.write([float("nan"), 1]),
+    TOKENS.write([10**30]),
     "====",
     "W10=",
 )
@@ -83,9 +86,9 @@ def _shares(text: str) -> None:
 def _page(text: str) -> None:
     for length in (1, 2):
         with contextlib.suppress(BadRequest):
-            place = read_token(text, length)
-            assert place is None or read_token(write_token(place), length) is not None
-    read_token(text, 1)
+            place = TOKENS.read(text, length)
+            assert place is None or TOKENS.read(TOKENS.write(place), length) is not None
+    TOKENS.read(text, 1)
 
 
 def _address(url: str) -> None:

@@ -231,7 +231,7 @@ class SimulatedWorker:
 
     def _ingest(self, work: IngestWork) -> None:
         try:
-            model = json.loads(get_blob(self.redis, redis_names.model_blob(work.model)))
+            model = json.loads(get_blob(self.redis, redis_names.model_blob(work.tenant, work.model)))
         except ValueError:
             message = f"{work.model_name} is not an ONNX file"
             failed = {"event": "work_failed", "job": work.job, "task": "ingest", "error": "BadModel"}
@@ -275,6 +275,7 @@ class SimulatedWorker:
             build = BuildWork(
                 work_id=f"{work.work_id}-b{start}",
                 job=work.job,
+                tenant=work.tenant,
                 round=work.round,
                 purpose=Kind.TRIAL,
                 device_key=work.device_key,
@@ -295,6 +296,7 @@ class SimulatedWorker:
             measure = MeasureWork(
                 work_id=f"{work.work_id}-m{place}",
                 job=work.job,
+                tenant=work.tenant,
                 round=work.round,
                 purpose=work.purpose,
                 share=share,

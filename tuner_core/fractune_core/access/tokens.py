@@ -34,14 +34,16 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Quotas:
-    """Limits of a token; None = no limit."""
+    """Limits of a token or of a tenant; None = no limit."""
 
     open_jobs: int | None = None
     """open jobs at the same time"""
     trials_a_day: int | None = None
     """trials of the jobs of the last 24 hours; an open job counts with all its requested trials"""
     stored_bytes: int | None = None
-    """bytes of all models that the token has uploaded, and of all bundles that its jobs have made"""
+    """bytes of all uploaded models, and of all bundles that jobs have made"""
+    share_seconds_a_day: int | None = None
+    """seconds for which measuring workers worked for jobs in the last 24 hours"""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
 from fractune_core.fleet.redis_names import PROTOCOL
+from fractune_core.names import check_tenant
 from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
 from fractune_core.spending import WorkCost
@@ -81,8 +82,13 @@ class AnyWork:
 
     work_id: str
     job: str
+    tenant: str
+    """of that job: the name that `fractune_core.names.check_tenant` accepts"""
     traceparent: str = ""
     """W3C trace context: the parent span in the trace of its job; empty where nothing is traced"""
+
+    def __post_init__(self) -> None:
+        check_tenant(self.tenant)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ through the consumer group RECORDER; a tuner instance reads its own through the 
 
 from __future__ import annotations
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Version of the messages. It rises when older workers would not understand a message. Every queue has it in its name,
 so that work reaches only workers that can do it."""
 
@@ -59,8 +59,9 @@ def blob_key(name: str) -> str:
     return f"{PREFIX}blob:{name}"
 
 
-def model_blob(sha256: str) -> str:
-    return f"model:{sha256}"
+def model_blob(tenant: str, sha256: str) -> str:
+    """Each tenant's own: whether it is there already tells nothing of others."""
+    return f"model:{tenant}:{sha256}"
 
 
 def bundle_blob(bundle: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from fractune_core.codec.plain_json import checked, from_json, read_json, write_json
-from fractune_core.errors import FractuneError
+from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.fleet.messages import WORK_BY_KIND, Event, Work, WorkerInfo
 from fractune_core.fleet.redis_names import CLOCK_TOLERANCE_S, PROTOCOL, WORK_MAX_AGE_S
 
@@ -107,7 +107,7 @@ def open_dated_work(secret: bytes, queue: str, job_id: str, message: str | bytes
         work: Work = from_json(WORK_BY_KIND[dated.work["task"]], dated.work)
     except Unsigned as error:
         raise Refused(str(error)) from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (BadRequest, KeyError, TypeError, ValueError) as error:
         raise Refused(f"no part here can read it ({error}); is a part of the fleet of another version?") from error
     if work.work_id != job_id:
         raise Refused(f"the message is of work {work.work_id} and came in another job; it was copied")

@@ -22,6 +22,7 @@ from fractune_core.access.addresses import UNIX
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.errors import AccessRefused, BadRequest, FractuneError, ScopeMissing, TooManyAttempts
 from fractune_core.jobs import Priority
+from fractune_core.names import DEFAULT_TENANT
 from fractune_server.access.places import Places
 from fractune_server.store.tokens import StoredToken, TokenStore
 
@@ -106,8 +107,19 @@ class Caller:
     scope: Scope = Scope.ADMIN
     quotas: Quotas = field(default_factory=Quotas)
     max_priority: Priority = Priority.HIGH
+    tenant: str = DEFAULT_TENANT
     check: Callable[[], None] = field(default=_check_nothing, compare=False)
     """for long calls: raises AccessRefused once the token is revoked or expired"""
+
+    @property
+    def tenant_seen(self) -> str | None:
+        """The tenant that the caller sees; None = all of them."""
+        return None if self.scope is Scope.ADMIN else self.tenant
+
+    @property
+    def owner(self) -> str:
+        """Who takes places of a server: a tenant, or each token of the default one."""
+        return self.token_id if self.tenant == DEFAULT_TENANT else self.tenant
 
 
 ANYBODY = Caller()
@@ -168,7 +180,7 @@ class Authenticator:
                 "ask the server's operator for such a token"
             )
         check = _Check(partial(self._check_again, text))
-        return Caller(token.token_id, token.scope, token.quotas, token.max_priority, check)
+        return Caller(token.token_id, token.scope, token.quotas, token.max_priority, token.tenant, check)
 
     def _check_again(self, text: TokenText) -> None:
         token = self._tokens.find(text)
@@ -205,8 +217,8 @@ _BY_SERVICE: dict[str, dict[str, Scope | None]] = {
         "PruneRecords": Scope.OPERATE,
         "MatchModel": Scope.SUBMIT,  # a worker may ingest the model, as for TabulateModel
         "TabulateModel": Scope.SUBMIT,
-        "ListUnreadable": Scope.READ,
-        "ReplayUnreadable": Scope.OPERATE,
+        "ListUnreadable": Scope.ADMIN,  # results of all tenants, as workers wrote them
+        "ReplayUnreadable": Scope.ADMIN,
         "AddPair": Scope.SUBMIT,
         "ListPairs": Scope.READ,
         "AddRuntimeTimes": Scope.SUBMIT,
@@ -270,10 +282,10 @@ class AccessInterceptor(grpc.ServerInterceptor):
 
         def open_to(requests: Iterator[bytes], context: grpc.ServicerContext, held: ExitStack) -> Any:
             self._admit(path, needed, context)
-            if token := caller().token_id:  # callers without one may be many
-                held.enter_context(self._calls.place(token))
+            if owner := caller().owner:  # callers without a token may be many
+                held.enter_context(self._calls.place(owner))
             places = self._streams if handler.request_streaming else self._requests
-            place = held.enter_context(places.place(caller().token_id))
+            place = held.enter_context(places.place(owner))
             read = _read(requests, handler.request_deserializer, caller().check)
             if handler.request_streaming:
                 return read

@@ -62,7 +62,7 @@ def tuned_before(job: StoredJob, done: Iterable[StoredJob]) -> list[str]:
 
 def _scope(job: StoredJob) -> tuple[object, ...]:
     """What decides which records a job may read (`ActiveJob.log_key`), and which operators its model has."""
-    return job.spec.inputs, job.target_key, job.device.key, job.spec.exact, job.spec.namespace
+    return job.spec.inputs, job.target_key, job.device.key, job.spec.exact, job.tenant, job.pool
 
 
 _WAITING = "waiting for "
@@ -189,7 +189,7 @@ class ActiveJob:
     @cached_property
     def claimant(self) -> Claimant:
         weight = Priority.of(self.stored.spec.priority).weight
-        return Claimant(self.id, self.stored.token, weight, self.stored.created_at)
+        return Claimant(self.id, self.stored.token, weight, self.stored.created_at, self.stored.tenant)
 
     @property
     def blobs(self) -> set[str]:
@@ -197,8 +197,9 @@ class ActiveJob:
         named = {workload_blob(operator.workload_hash) for operator in self.operators}
         bundle = {bundle_blob(self.stored.bundle)} if self.stored.bundle else set()
         given = self.stored.spec.check_inputs
-        arrays = {model_blob(Collection.MODELS.parse(given))} if given else set()
-        return {model_blob(self.stored.spec.model)} | arrays | named | bundle
+        tenant = self.stored.tenant
+        arrays = {model_blob(tenant, Collection.MODELS.parse(given))} if given else set()
+        return {model_blob(tenant, self.stored.spec.model)} | arrays | named | bundle
 
     @property
     def time_is_up(self) -> bool:
@@ -219,7 +220,7 @@ class ActiveJob:
                 self.stored.target_key,
                 self.stored.device.key,
                 spec.exact,
-                spec.namespace,
+                self.stored.pool,
                 self.id if spec.fresh else "",
             )
         return key
@@ -299,7 +300,7 @@ class ActiveJob:
         """Skip operators whose whole space is measured. A job that asks for extra trials may search them again."""
         if self.stored.spec.extra_trials:
             return
-        held = store.spaces.of(self.stored.target_key, self.plans, exact=self.stored.spec.exact)
+        held = store.spaces.of(self.stored.target_key, self.plans, self.stored.pool, exact=self.stored.spec.exact)
         for name, candidates in held.items():
             # At other shares, or after pruning, some of these candidates still need a measurement.
             self.plans[name].exhausted = self.plans[name].complete >= candidates
@@ -354,7 +355,7 @@ class ActiveJob:
         """A round of the job in its work; `target` is the job's if it is None."""
         name, target = self.operator(workload_hash).name, self.stored.target if target is None else target
         operator = TargetOperator(workload_hash, name, target, self.stored.target_key)
-        return WorkRound(round_id, self.stored.spec.namespace, operator, at_front, repeat_ms)
+        return WorkRound(round_id, self.stored.pool, operator, at_front, repeat_ms)
 
     def take_trial(self, record: TuningRecord) -> None:
         """Count a committed trial of any job; a repeated one changes nothing."""

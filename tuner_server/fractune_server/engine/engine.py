@@ -222,7 +222,7 @@ class Engine:
             key = self._context.model_ingests.take(event.job)
             if key is not None:
                 self._save_for_call(key, event)
-                self._jobs.release([model_blob(key.model)])
+                self._jobs.release([model_blob(key.tenant, key.model)])
         elif isinstance(event, Compiled):
             self._jobs.release([bundle_blob(event.bundle)])
         elif isinstance(event, WorkFailed):
@@ -303,6 +303,7 @@ class Engine:
             self._find_stalled()
         self._requeuer.sweep(fleet)
         self._missing_workers.note(fleet, jobs)
+        self._fair_queue.set_weights(self._context.store.tenants.weights())
         alive = [worker.name for worker in fleet.of_role(TUNE)]
         self._queues.drop_tuners_but(alive)
         self._recorder.expect(tuner_stream(name) for name in alive)

@@ -21,7 +21,7 @@ _INGEST = SingleWork("ingest")
 
 
 def ingest_key(job: StoredJob) -> IngestKey:
-    return IngestKey(job.spec.model, job.spec.inputs, job.asked_target)
+    return IngestKey(job.spec.model, job.spec.inputs, job.asked_target, job.tenant)
 
 
 class IngestPhase:
@@ -50,7 +50,7 @@ class IngestPhase:
             if not self._queues.has(work_id):
                 stored = job.stored
                 request_ingest(
-                    self._context,
+                    self._context.view_of(stored.tenant),
                     self._queues,
                     key,
                     stored.token,

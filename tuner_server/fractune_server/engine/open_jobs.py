@@ -158,7 +158,7 @@ class OpenJobs:
 
     def release(self, blobs: Iterable[str]) -> None:
         """Release the blobs that no open job needs, and no call that waits for a model's operators."""
-        awaited = map(model_blob, self._context.model_ingests.models())
+        awaited = {model_blob(key.tenant, key.model) for key in self._context.model_ingests.awaited()}
         release_blobs(self._context.redis, set(blobs).difference(awaited, *(job.blobs for job in self.all())))
 
     def _drop(self, job: ActiveJob) -> None:

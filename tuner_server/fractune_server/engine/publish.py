@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Any
 
 from fractune_core import __version__
@@ -19,7 +20,7 @@ from fractune_core.fleet.messages import Compiled, CompileWork, ModelTimed, Time
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, bundle_blob, measure_queue
 from fractune_core.implementations import DIRECT
 from fractune_core.jobs import JobState
-from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS, Collection
+from fractune_core.names import DEFAULT_TENANT, ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS, Collection
 from fractune_core.records import TuningRecord
 from fractune_core.share_kinds import CUDA
 from fractune_core.shares import Share
@@ -81,12 +82,13 @@ class PublishPhase:
             return
         work_id = job.work_id(_COMPILE)
         if not self._queues.has(work_id):
-            send_model(self._context, job.stored.spec.model)
+            self._send_model(job, job.stored.spec.model)
             measured = measured_secs(deployment, operators, variants)
             choosing = measured_secs(deployment, operators, variants, choosing=True)
             work = CompileWork(
                 work_id=work_id,
                 job=job.id,
+                tenant=job.stored.tenant,
                 model=job.stored.spec.model,
                 model_name=job.stored.spec.model_name,
                 owner=job.stored.token,
@@ -95,7 +97,7 @@ class PublishPhase:
                 bundle=bundle,
                 manifest=_manifest(job, made, measured, choosing),
                 variants=items,
-                records=[record.to_json() for record in _published(made)],
+                records=[_named(job, record).to_json() for record in _published(made)],
                 check_inputs=self._sent_inputs(job),
             )
             self._queues.enqueue(COMPILE_QUEUE, work)
@@ -107,8 +109,11 @@ class PublishPhase:
         if not job.stored.spec.check_inputs:
             return ""
         sha256 = Collection.MODELS.parse(job.stored.spec.check_inputs)
-        send_model(self._context, sha256)
+        self._send_model(job, sha256)
         return sha256
+
+    def _send_model(self, job: ActiveJob, sha256: str) -> None:
+        send_model(self._context.redis, self._context.view_of(job.stored.tenant), sha256)
 
     def take_compiled(self, job: ActiveJob, event: Compiled) -> None:
         """Store the bundle after a check of its signature. Raises Unsigned, NotFound or QuotaExceeded."""
@@ -123,7 +128,7 @@ class PublishPhase:
     def _count_bytes(self, job: ActiveJob, bundle: str, size_bytes: int) -> None:
         """Raises QuotaExceeded if the job's token may not store so many bytes more."""
         try:
-            self._context.store.tokens.add_bundle(job.stored.token, bundle, size_bytes)
+            self._context.store.tokens.add_bundle(job.stored.token, bundle, size_bytes, job.stored.tenant)
         except QuotaExceeded:
             release_blobs(self._context.redis, [bundle_blob(bundle)])
             raise
@@ -141,7 +146,9 @@ class PublishPhase:
         work_id = job.work_id(timing)
         if not self._queues.has(work_id):
             self._send_bundle(job)
-            work = TimeModelWork(work_id=work_id, job=job.id, share=share, bundle=job.stored.bundle)
+            work = TimeModelWork(
+                work_id=work_id, job=job.id, tenant=job.stored.tenant, share=share, bundle=job.stored.bundle
+            )
             queue = measure_queue(job.stored.device.key, share)
             self._queues.enqueue(queue, work, at_front=self._rounds.goes_first(job))
         job.note_requested(timing)
@@ -206,8 +213,9 @@ class PublishPhase:
         return Deployment(job.stored.device.key, job.stored.target_key, job.stored.tuned_at)
 
     def _operators(self, job: ActiveJob) -> list[ValidatedOperator]:
-        spec = job.stored.spec
-        shared = self._context.store.log.validated_of((op.workload_hash for op in job.operators), spec.namespace)
+        spec, stored = job.stored.spec, job.stored
+        hashes = (op.workload_hash for op in job.operators)
+        shared = self._context.store.log.validated_of(hashes, stored.pool, stored.tenant)
         own = {name: records.of_job(job.id) for name, records in shared.items()} if spec.fresh else shared
         validated = {name: records.exact if spec.exact else records for name, records in own.items()}
         return [ValidatedOperator(op.workload_hash, op.weight, validated[op.workload_hash]) for op in job.operators]
@@ -228,8 +236,8 @@ def with_graphs(variants: list[VariantItem], shares: Sequence[str]) -> list[Vari
 def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
     """32 hex digits. The id depends on the version, model, shapes, target, shares and schedules.
 
-    It also depends on the namespace of the records, on the inputs on which it is checked, on skipped shares, and for a
-    fresh job on the job.
+    It also depends on the tenant, on the namespace of the records, on the inputs on which it is checked, on skipped
+    shares, and for a fresh job on the job.
     """
     spec = job.stored.spec
     parts = [
@@ -241,6 +249,7 @@ def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
         sorted(job.stored.granted),
         list(map(to_dict, variants)),
         *([spec.namespace, job.id if spec.fresh else ""] if spec.namespace or spec.fresh else []),
+        *([{"tenant": job.stored.tenant}] if job.stored.tenant != DEFAULT_TENANT else []),
         *([spec.check_inputs] if spec.check_inputs else []),
         *([sorted(spec.skipped_shares)] if spec.skipped_shares else []),
     ]
@@ -256,6 +265,12 @@ def _published(variants: Sequence[Variant]) -> list[TuningRecord]:
     """The records behind the variants, each once."""
     records = (match.record for variant in variants for match in variant.matches.values())
     return list({record.record_id: record for record in records if record is not None}.values())
+
+
+def _named(job: ActiveJob, record: TuningRecord) -> TuningRecord:
+    """The record as the job's tenant knows it: one that another tenant shares has no names of its own."""
+    name = record.operator or job.operator(record.workload_hash).name
+    return replace(record, operator=name, namespace=job.stored.spec.namespace)
 
 
 def _manifest(

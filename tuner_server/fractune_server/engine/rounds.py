@@ -45,6 +45,8 @@ class LiveRound:
     key: LogKey
     """what the round measures; jobs whose key of the operator differs cannot use it"""
     device: Device
+    tenant: str
+    """of the job that requested the round: its work is done for this tenant, whoever else waits for it"""
     subscribers: dict[str, ActiveJob] = field(default_factory=dict)
     """open jobs that wait for the round, by id: the job that requested it, and others that can use it"""
     missing: set[tuple[str, str]] = field(default_factory=set)
@@ -216,7 +218,7 @@ class Rounds:
         store, open_jobs = self._context.store, {job.id: job for job in jobs}
         for stored in store.jobs.rounds():
             asker = open_jobs.get(stored.job) or ActiveJob(store.jobs.get(stored.job), [])
-            live = LiveRound(stored, asker.log_key(stored.workload_hash), asker.stored.device)
+            live = LiveRound(stored, asker.log_key(stored.workload_hash), asker.stored.device, asker.stored.tenant)
             if any(operator.workload_hash == stored.workload_hash for operator in asker.operators):
                 live.subscribers[stored.job] = asker
             if stored.candidates is not None:
@@ -406,6 +408,7 @@ def _further_work(live: LiveRound, *, at_front: bool) -> BuildWork:
     return BuildWork(
         work_id=f"{live.id}-{digest_of(*live.stored.granted)}",
         job=live.stored.job,
+        tenant=live.tenant,
         round=WorkRound(live.id, live.key.namespace, operator, at_front),
         purpose=live.stored.kind,
         device_key=live.device.key,

@@ -295,12 +295,13 @@ class TunePhase:
         key = job.log_key(plan.workload_hash)
         others = [each for each in jobs if each is not job and self._would_take(each, key)]
         stored = Round(uuid.uuid4().hex, job.id, Kind.TRIAL, plan.workload_hash, instance.name, count)
-        live = LiveRound(stored, key, job.stored.device, {each.id: each for each in (job, *others)})
+        live = LiveRound(stored, key, job.stored.device, job.stored.tenant, {each.id: each for each in (job, *others)})
         candidates, lacked = plan.lacking(count)
-        if candidates:
+        traces = self._store.log.traces(key, candidates) if candidates else {}
+        if traces:  # else they have left the log since: it was pruned, or their tenant shares no more
             stored.granted = {share: each for share, each in job.stored.tuned_at.items() if each.key in lacked}
-            live.propose(candidates)
-            self._rounds.start(live, BUILD_QUEUE, self._build_works(job, live))
+            live.propose(name for name in candidates if name in traces)
+            self._rounds.start(live, BUILD_QUEUE, self._build_works(job, live, traces))
         else:
             for each in live.subscribers.values():
                 stored.granted.update(each.stored.tuned_at)
@@ -308,16 +309,16 @@ class TunePhase:
             self._rounds.start(live, tune_queue(instance.name), [self._search_work(job, live, instance)])
         return live
 
-    def _build_works(self, job: ActiveJob, live: LiveRound) -> list[BuildWork]:
+    def _build_works(self, job: ActiveJob, live: LiveRound, traces: Mapping[str, str]) -> list[BuildWork]:
         """Build work for candidates that the log holds at some of the job's shares, for its other shares."""
         names = live.stored.candidates or []
-        traces = self._store.log.traces(live.key, names)
         of = self._work_round(job, live)
         batch = build_batch(live.key.target_key)
         return [
             BuildWork(
                 work_id=f"{live.id}-{start}" if start else live.id,
                 job=job.id,
+                tenant=job.stored.tenant,
                 round=of,
                 purpose=Kind.TRIAL,
                 device_key=live.device.key,
@@ -334,6 +335,7 @@ class TunePhase:
         return SearchWork(
             work_id=live.id,
             job=job.id,
+            tenant=job.stored.tenant,
             round=self._work_round(job, live),
             device_key=live.device.key,
             shares=list(live.stored.granted),
@@ -349,7 +351,8 @@ class TunePhase:
         """The log's knowledge of the operator; schedules of donors only while the operator has few trials."""
         plan, operator = job.plans[live.key.workload_hash], job.operator(live.key.workload_hash)
         known = self._times(live)
-        donated = self._transferred(live.key, plan, operator.name) if plan.complete < TRIALS_AT_LEAST else []
+        is_new = plan.complete < TRIALS_AT_LEAST
+        donated = self._transferred(live.key, plan, operator.name, job.stored.tenant) if is_new else []
         return SearchOpening(self._history(live, known), list(known), donated)
 
     def _work_round(self, job: ActiveJob, live: LiveRound) -> WorkRound:
@@ -380,9 +383,9 @@ class TunePhase:
             for name in best + failed
         ]
 
-    def _transferred(self, key: LogKey, plan: OperatorPlan, operator: str) -> list[str]:
+    def _transferred(self, key: LogKey, plan: OperatorPlan, operator: str, tenant: str) -> list[str]:
         """The donors' fastest traces: first the fastest of each donor, then the second of each."""
-        known = self._store.log.donors(key, operator_kind(operator))
+        known = self._store.log.donors(key, operator_kind(operator), tenant)
         by_donor = [
             self._store.log.best_trials(replace(key, workload_hash=donor.workload_hash), donor.share_key, _TRANSFERRED)
             for donor in choose_donors(known, operator, key.workload_hash, plan.shares)

@@ -108,7 +108,7 @@ class ValidatePhase:
 
     def _earlier(self, job: ActiveJob, workload_hashes: Iterable[str]) -> dict[str, list[TuningRecord]]:
         """Validations of each operator in the log, by any job."""
-        found = self._log.validated_of(workload_hashes, job.stored.spec.namespace)
+        found = self._log.validated_of(workload_hashes, job.stored.pool, job.stored.tenant)
         return {
             name: [record for record in validated.records if job.log_key(name).has(record)]
             for name, validated in found.items()
@@ -145,11 +145,12 @@ class ValidatePhase:
 
     def _start(self, job: ActiveJob, operator: StoredOperator, chosen: dict[str, str]) -> None:
         round_id = uuid.uuid4().hex
-        key, at_front = operator.workload_hash, self._rounds.goes_first(job)
+        name, at_front = operator.workload_hash, self._rounds.goes_first(job)
         work = BuildWork(
             work_id=round_id,
             job=job.id,
-            round=job.work_round(round_id, key, at_front=at_front, repeat_ms=job.repeats_ms.get(key)),
+            tenant=job.stored.tenant,
+            round=job.work_round(round_id, name, at_front=at_front, repeat_ms=job.repeats_ms.get(name)),
             purpose=Kind.VALIDATION,
             device_key=job.stored.device.key,
             shares=job.shares,
@@ -158,7 +159,8 @@ class ValidatePhase:
         )
         stored = Round(round_id, job.id, Kind.VALIDATION, operator.workload_hash, "", len(chosen))
         stored.granted = job.stored.tuned_at
-        live = LiveRound(stored, job.log_key(operator.workload_hash), job.stored.device, {job.id: job})
+        key = job.log_key(operator.workload_hash)
+        live = LiveRound(stored, key, job.stored.device, job.stored.tenant, {job.id: job})
         live.propose(chosen)
         self._rounds.start(live, BUILD_QUEUE, [work])
 

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from fractune_core.analysis.at_load import AtLoad, choices
@@ -31,7 +32,7 @@ from fractune_server.access.places import Places
 from fractune_server.selection.variants import Deployment, ValidatedOperator, robust_variant
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.stored_job import StoredJob
-from fractune_server.transport.context import ServerContext
+from fractune_server.transport.context import CallContext, TenantView
 from fractune_server.transport.live_workers import COMPILE, Fleet, HeldShare, live_workers
 from fractune_server.transport.outgoing import mark_cancelled, request_ingest
 from fractune_server.transport.work_queues import WorkQueues
@@ -102,16 +103,22 @@ class MatchQuery:
     """how long the caller will wait"""
     owner: str
     """id of the caller's token; empty = no token was needed"""
+    view: TenantView = field(compare=False)
+    """what the model's tenant sees"""
     namespace: str = ""
     """only records of this namespace count"""
     is_wanted: Callable[[], bool] = field(default=lambda: True, compare=False)
     """False once the caller has left"""
 
+    @cached_property
+    def pool(self) -> str:
+        return self.view.log.pool(self.namespace)
+
 
 class Matcher:
     """Any thread may call."""
 
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(self, context: CallContext) -> None:
         self._context = context
         self._turns = threading.Semaphore(_AT_ONCE)
         self._reads = Places(_READ_AT_ONCE, "models to read")
@@ -143,7 +150,7 @@ class Matcher:
             timing = self._under_limit(fleet, query, asked)
             answer = self.match(query, operators_at(timing, asked), policy)
             return _with_timing(answer, timing)
-        device_share = self._device_share(fleet, asked)
+        device_share = _device_share(fleet, asked, query.view)
         found = self._ingested(fleet, query, device_share)
         with self._turn(query):
             return self._answer(query, share, policy, device_share, found)
@@ -151,9 +158,9 @@ class Matcher:
     def _answer(
         self, query: MatchQuery, share: str, policy: Policy, device_share: HeldShare, found: IngestedModel
     ) -> ModelAnswer:
-        validated = self._validated(found.operators, query.namespace)
+        validated = _validated(found.operators, query)
         device, target_key = device_share.device.key, found.target_key
-        arithmetic = self._context.store.log.arithmetic(task.workload_hash for task in found.operators)
+        arithmetic = query.view.log.arithmetic(task.workload_hash for task in found.operators)
         answers = [
             OperatorAnswer(
                 share,
@@ -163,16 +170,16 @@ class Matcher:
             )
             for task in found.operators
         ]
-        answer = ModelAnswer(answers, self._context.store.roofs.of(device).get(device_share.granted.key))
+        answer = ModelAnswer(answers, query.view.roofs.of(device).get(device_share.granted.key))
         return _with_timing(answer, self._timing(found, query, device_share.device, Share.parse(share)))
 
     def _match_range(self, fleet: Fleet, query: MatchQuery, wide: Share) -> ModelAnswer:
-        held = {str(each): self._device_share(fleet, each) for each in wide.kernel_shares}
+        held = {str(each): _device_share(fleet, each, query.view) for each in wide.kernel_shares}
         found = self._ingested(fleet, query, next(iter(held.values())))
         deployment = _deployment(held, found)
         with self._turn(query):
-            validated = self._validated(found.operators, query.namespace)
-            arithmetic = self._context.store.log.arithmetic(task.workload_hash for task in found.operators)
+            validated = _validated(found.operators, query)
+            arithmetic = query.view.log.arithmetic(task.workload_hash for task in found.operators)
         tasks = {task.workload_hash: task for task in found.operators}
         operators = [ValidatedOperator(name, task.weight, validated[name]) for name, task in tasks.items()]
         matches = robust_variant(str(wide), deployment, operators).matches
@@ -189,11 +196,11 @@ class Matcher:
         Raises what `match` raises, and BadRequest for shares of several devices.
         """
         fleet = live_workers(self._context.redis, self._context.secret)
-        device_shares = {share: self._device_share(fleet, Share.parse(share)) for share in shares}
+        device_shares = {share: _device_share(fleet, Share.parse(share), query.view) for share in shares}
         found = self._ingested(fleet, query, next(iter(device_shares.values())))
         deployment = _deployment(device_shares, found)
         with self._turn(query):
-            validated = self._validated(found.operators, query.namespace)
+            validated = _validated(found.operators, query)
             return [_row(task, validated[task.workload_hash], deployment) for task in found.operators]
 
     def times(self, query: MatchQuery, wanted: DeviceType) -> ModelTimes:
@@ -202,11 +209,11 @@ class Matcher:
         Raises what `match` raises, and NotFound if the log has no such device or no such time.
         """
         fleet = live_workers(self._context.redis, self._context.secret)
-        device_share = self._on_device(fleet, wanted)
+        device_share = _on_device(fleet, wanted, query.view)
         found = self._ingested(fleet, query, device_share)
         with self._turn(query):
             times = ModelTimes(
-                self._operators_s(found, query.namespace, device_share.device, wanted),
+                _operators_s(found, query, device_share.device, wanted),
                 self._whole_s(found, query, device_share.device, wanted, disturbed=False),
                 self._whole_s(found, query, device_share.device, wanted, disturbed=True),
             )
@@ -216,23 +223,6 @@ class Matcher:
                 "tune it there"
             )
         return times
-
-    def _operators_s(
-        self, found: IngestedModel, namespace: str, device: Device, wanted: DeviceType
-    ) -> dict[int, float]:
-        validated = self._validated(found.operators, namespace)
-        secs: dict[int, float] = {}
-        for mechanism in (wanted.partitioning.value, "full"):
-            measured = {
-                task: validated[task.workload_hash].measured(device.key, found.target_key, mechanism)
-                for task in found.operators
-            }
-            known = {task: each for task, each in measured.items() if each.records}
-            for granted in set.intersection(*(set(each.choosing) for each in known.values())) if known else ():
-                units = wanted.units_of_granted(granted)
-                if units is not None:
-                    secs[units] = sum(task.weight * each.fastest_s(granted) for task, each in known.items())
-        return secs
 
     def _whole_s(
         self, found: IngestedModel, query: MatchQuery, device: Device, wanted: DeviceType, *, disturbed: bool
@@ -244,7 +234,7 @@ class Matcher:
 
     def _under_limit(self, fleet: Fleet, query: MatchQuery, share: Share) -> dict[str, Any]:
         """The timing of the newest job that timed the model under the limit."""
-        device_share = self._device_share(fleet, share.kernel_shares[0])
+        device_share = _device_share(fleet, share.kernel_shares[0], query.view)
         found = self._ingested(fleet, query, device_share)
         timing = self._timing(found, query, device_share.device, share)
         if timing is None:
@@ -262,58 +252,21 @@ class Matcher:
 
     def _done(self, found: IngestedModel, query: MatchQuery, device: Device) -> Iterator[StoredJob]:
         """The finished jobs with this very query on a device, newest first."""
-        for job in self._context.store.jobs.done_of_model(query.model):
+        for job in query.view.jobs.done_of_model(query.model):
             identity = (job.spec.inputs, job.spec.namespace, job.target_key, job.device.key)
             if identity == (dict(query.inputs), query.namespace, found.target_key, device.key):
                 yield job
 
-    def _on_device(self, fleet: Fleet, wanted: DeviceType) -> HeldShare:
-        """A share of the device `wanted`, from a live worker or from the log."""
-        known = list(fleet.offers)
-        newest = self._context.store.log.newest_of_kind(wanted.kind)
-        if newest is not None:
-            known.append(HeldShare(newest.device, newest.granted, newest.target_key))
-        same = [each for each in known if not wanted.difference(each.device)]
-        if same:
-            return same[0]
-        others = sorted({wanted.difference(each.device) for each in known})
-        seen = f"its records are of {others[0]}" if others else "it is empty"
-        remedy = "give a profile or, for a CPU, a bundle with its core_speed; or tune there"
-        raise NotFound(f"the log has no records of {wanted.name}: {seen}; {remedy}")
-
-    def _validated(self, tasks: Sequence[OperatorTask], namespace: str) -> dict[str, ValidatedRecords]:
-        return self._context.store.log.validated_of((task.workload_hash for task in tasks), namespace)
-
     def _ingested(self, fleet: Fleet, query: MatchQuery, device_share: HeldShare) -> IngestedModel:
-        key = IngestKey(query.model, dict(query.inputs), query.target or device_share.target)
-        found = self._context.store.models.find_ingested(key)
+        tenant = query.view.sight.own
+        key = IngestKey(query.model, dict(query.inputs), query.target or device_share.target, tenant)
+        found = query.view.models.find_ingested(key)
         if found is not None:
             return found
         with self._reads.place(query.owner):
             return self._ingest(fleet, key, device_share.device, query)
 
-    def _device_share(self, fleet: Fleet, share: Share) -> HeldShare:
-        share.check_measures_kernels()
-        text = str(share)
-        for offer in fleet.offers:
-            if offer.granted.share == text:
-                return offer
-        record = self._context.store.log.newest(text)
-        if record is not None:
-            return HeldShare(record.device, record.granted, record.target_key)
-        if share.device_kind == CPU:
-            cpus = [offer for offer in fleet.offers if offer.device.kind == CPU]
-            known = cpus[0] if cpus else self._context.store.log.newest_of_kind(CPU)
-            if known is not None and share.cores <= known.granted.units_total:
-                granted = replace(known.granted, share=text, units=share.cores, ids=(), physical_cores=0)
-                return HeldShare(known.device, granted, target_key(known.target))
-        raise ShareUnavailable(
-            f"share {text}: no worker offers it, and the log holds no record of it; tune the model there, or name "
-            "another share"
-        )
-
     def _ingest(self, fleet: Fleet, key: IngestKey, device: Device, query: MatchQuery) -> IngestedModel:
-        self._context.store.models.get(key.model)
         if not fleet.of_role(COMPILE):
             raise ShareUnavailable(
                 "this model was not yet read with these shapes and this target, and no worker of the role "
@@ -324,11 +277,11 @@ class Matcher:
         job = f"match-{uuid.uuid4().hex[:12]}"
         self._context.model_ingests.expect(job, key)
         queues = WorkQueues(self._context.redis, self._context.secret)
-        request_ingest(self._context, queues, key, query.owner, device.isa, job, job)
+        request_ingest(query.view, queues, key, query.owner, device.isa, job, job)
         deadline = time.monotonic() + min(query.time_left_s or _LONGEST_S, _LONGEST_S)
         while time.monotonic() < deadline and query.is_wanted():
             changes = self._context.notifier.count
-            found = self._context.store.models.find_ingested(key)
+            found = query.view.models.find_ingested(key)
             if found is not None:
                 return found
             error = self._context.model_ingests.forget(job)
@@ -340,6 +293,63 @@ class Matcher:
         if not query.is_wanted():
             raise _left()
         raise ServerUnreachable("the model was not read in time; try again with a longer deadline")
+
+
+def _on_device(fleet: Fleet, wanted: DeviceType, view: TenantView) -> HeldShare:
+    """A share of the device `wanted`, from a live worker or from the log."""
+    known = list(fleet.offers)
+    newest = view.log.newest_of_kind(wanted.kind)
+    if newest is not None:
+        known.append(HeldShare(newest.device, newest.granted, newest.target_key))
+    same = [each for each in known if not wanted.difference(each.device)]
+    if same:
+        return same[0]
+    others = sorted({wanted.difference(each.device) for each in known})
+    seen = f"its records are of {others[0]}" if others else "it is empty"
+    remedy = "give a profile or, for a CPU, a bundle with its core_speed; or tune there"
+    raise NotFound(f"the log has no records of {wanted.name}: {seen}; {remedy}")
+
+
+def _device_share(fleet: Fleet, share: Share, view: TenantView) -> HeldShare:
+    share.check_measures_kernels()
+    text = str(share)
+    for offer in fleet.offers:
+        if offer.granted.share == text:
+            return offer
+    record = view.log.newest(text)
+    if record is not None:
+        return HeldShare(record.device, record.granted, record.target_key)
+    if share.device_kind == CPU:
+        cpus = [offer for offer in fleet.offers if offer.device.kind == CPU]
+        known = cpus[0] if cpus else view.log.newest_of_kind(CPU)
+        if known is not None and share.cores <= known.granted.units_total:
+            granted = replace(known.granted, share=text, units=share.cores, ids=(), physical_cores=0)
+            return HeldShare(known.device, granted, target_key(known.target))
+    raise ShareUnavailable(
+        f"share {text}: no worker offers it, and the log holds no record of it; tune the model there, or name "
+        "another share"
+    )
+
+
+def _operators_s(found: IngestedModel, query: MatchQuery, device: Device, wanted: DeviceType) -> dict[int, float]:
+    validated = _validated(found.operators, query)
+    secs: dict[int, float] = {}
+    for mechanism in (wanted.partitioning.value, "full"):
+        measured = {
+            task: validated[task.workload_hash].measured(device.key, found.target_key, mechanism)
+            for task in found.operators
+        }
+        known = {task: each for task, each in measured.items() if each.records}
+        for granted in set.intersection(*(set(each.choosing) for each in known.values())) if known else ():
+            units = wanted.units_of_granted(granted)
+            if units is not None:
+                secs[units] = sum(task.weight * each.fastest_s(granted) for task, each in known.items())
+    return secs
+
+
+def _validated(tasks: Sequence[OperatorTask], query: MatchQuery) -> dict[str, ValidatedRecords]:
+    hashes = (task.workload_hash for task in tasks)
+    return query.view.log.validated_of(hashes, query.pool, query.view.sight.own)
 
 
 def _left() -> ServerUnreachable:

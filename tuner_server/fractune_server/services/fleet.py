@@ -11,19 +11,22 @@ from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_server.transport.context import ServerContext
+from fractune_server.access.authenticator import caller
+from fractune_server.transport.context import CallContext
 from fractune_server.transport.live_workers import Waiting, live_workers, waiting_work
 
 
 class FleetService(rpc.FleetServiceServicer):
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(self, context: CallContext) -> None:
         self._context = context
 
     def ListWorkers(self, request: pb.ListWorkersRequest, context: grpc.ServicerContext) -> pb.ListWorkersResponse:
         workers = live_workers(self._context.redis, self._context.secret).workers
-        waiting = waiting_work(self._context.redis).by_role_and_share
+        # What the fleet does at a moment, it does for all tenants.
+        sees_all = caller().tenant_seen is None
+        waiting = waiting_work(self._context.redis).by_role_and_share if sees_all else {}
         return pb.ListWorkersResponse(
-            workers=[_encode(workers[name]) for name in sorted(workers)],
+            workers=[_encode(workers[name], with_state=sees_all) for name in sorted(workers)],
             waiting=[_encode_waiting(*key, waiting[key]) for key in sorted(waiting) if waiting[key].depth],
         )
 
@@ -40,7 +43,7 @@ class FleetService(rpc.FleetServiceServicer):
         )
 
 
-def _encode(worker: WorkerInfo) -> pb.Worker:
+def _encode(worker: WorkerInfo, *, with_state: bool) -> pb.Worker:
     return pb.Worker(
         name=Collection.WORKERS.of(worker.name),
         role=worker.role,
@@ -50,7 +53,7 @@ def _encode(worker: WorkerInfo) -> pb.Worker:
         versions=worker.versions,
         device=to_proto(worker.device, pb.Device) if worker.device else None,
         granted=to_proto(worker.granted, pb.GrantedShare) if worker.granted else None,
-        state=worker.state,
+        state=worker.state if with_state else "",
     )
 
 

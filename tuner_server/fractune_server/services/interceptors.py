@@ -149,7 +149,7 @@ class ConcurrencyLimit(_Interceptor):
 
     @contextmanager
     def _place(self, _request: Any, context: grpc.ServicerContext) -> Iterator[None]:
-        with self._places.place(caller().token_id):
+        with self._places.place(caller().owner):
             if not context.is_active():  # its caller has left
                 raise ServerUnreachable("the caller has left")
             yield

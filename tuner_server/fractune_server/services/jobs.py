@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -30,9 +31,9 @@ from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.shares import GrantedShare, with_kernel_shares
 from fractune_server.access.authenticator import Caller, caller
 from fractune_server.selection.model_match import served_variant, timed_at_load
-from fractune_server.services.paging import first_page, page_size, read_token, write_token
+from fractune_server.services.paging import PageTokens, first_page, page_size
 from fractune_server.store.stored_job import StoredJob, StoredOperator
-from fractune_server.transport.context import JobNotifier, ServerContext
+from fractune_server.transport.context import CallContext, JobNotifier, TenantView
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.outgoing import mark_cancelled
 
@@ -46,7 +47,8 @@ _log = logging.getLogger(__name__)
 class JobFeed:
     """The newest state of one job. Any thread may call."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[], pb.Job]) -> None:
+        self.read = read
         self._changed = threading.Condition()
         self._newest: pb.Job | None = None
         self._error: Exception | None = None
@@ -83,26 +85,20 @@ class JobFeed:
 class JobFeeds:
     """Any thread may call. A separate thread looks at the watched jobs while there are any."""
 
-    def __init__(
-        self,
-        notifier: JobNotifier,
-        revisions: Callable[[Iterable[str]], Mapping[str, int]],
-        view: Callable[[str], pb.Job],
-    ) -> None:
-        """`revisions` returns the revisions of jobs by id, `view` the message for a watcher of a job."""
+    def __init__(self, notifier: JobNotifier, revisions: Callable[[Iterable[str]], Mapping[str, int]]) -> None:
+        """`revisions` returns the revisions of jobs by id."""
         self._notifier = notifier
         self._revisions = revisions
-        self._view = view
         self._lock = threading.Lock()
         self._feeds: dict[str, JobFeed] = {}
         self._watchers: Counter[str] = Counter()
         self._looks = False
 
     @contextmanager
-    def of(self, job: str) -> Iterator[JobFeed]:
-        """The job's feed, for one watcher."""
+    def of(self, job: str, read: Callable[[], pb.Job]) -> Iterator[JobFeed]:
+        """The job's feed, for one watcher. `read`: the job as the watcher sees it, and so do its other watchers."""
         with self._lock:
-            feed = self._feeds.setdefault(job, JobFeed())
+            feed = self._feeds.setdefault(job, JobFeed(read))
             self._watchers[job] += 1
             if not self._looks:
                 self._looks = True
@@ -137,7 +133,7 @@ class JobFeeds:
         """Put newer states into the feeds, which are by job."""
         for job, revision in self._revisions(feeds).items():
             if revision != feeds[job].revision:
-                feeds[job].put(self._view(job))
+                feeds[job].put(feeds[job].read())
 
 
 _SHORTEST_SEARCH_S = 0.1
@@ -243,26 +239,27 @@ def _check_size(spec: pb.CreateJobRequest | pb.JobSpec) -> None:
 
 
 class JobService(rpc.JobServiceServicer):
-    def __init__(self, context: ServerContext, stopping: threading.Event) -> None:
+    def __init__(self, context: CallContext, feeds: JobFeeds, stopping: threading.Event) -> None:
         self._context = context
         self._stopping = stopping
         self._watching = threading.BoundedSemaphore(MAX_WATCHERS)
-        self._feeds = JobFeeds(context.notifier, context.store.jobs.revisions, self._view)
+        self._feeds = feeds
+        self._tokens = PageTokens(context.secret)
 
     def CreateJob(self, request: pb.CreateJobRequest, context: grpc.ServicerContext) -> pb.Job:
         _check_size(request)
-        model = self._context.store.models.get(Collection.MODELS.parse(request.spec.model))
+        view = self._context.view().own
+        model = view.models.get(Collection.MODELS.parse(request.spec.model))
         name = request.spec.model_name or model.display_name
         check_file_name(name, "model_name")
         spec = from_proto(JobSpec, request.spec, model_name=name)
         spec.check()
         if request.sizes:
-            held = self._context.files.interface(model.sha256)
+            held = view.files.interface(model.sha256)
             spec = replace(spec, inputs=shapes_by_name(held, spec.inputs, dict(request.sizes)))
             _check_size(to_proto(spec, pb.JobSpec))
         if spec.check_inputs:
-            arrays = self._context.store.models.get(Collection.MODELS.parse(spec.check_inputs))
-            self._context.files.check_inputs(arrays.sha256)
+            view.files.check_inputs(Collection.MODELS.parse(spec.check_inputs))
         asker = caller()
         _check_priority(spec, asker)
         offers = live_workers(self._context.redis, self._context.secret).offer(with_kernel_shares(spec.shares))
@@ -276,32 +273,36 @@ class JobService(rpc.JobServiceServicer):
             asked_target=spec.target or first.target,
             notes=[f"{share} is skipped: {cause}" for share, cause in spec.skipped_shares.items()],
             token=asker.token_id,
+            tenant=asker.tenant,
         )
-        self._context.store.jobs.create(job, asker.quotas)
+        view.jobs.create(job, asker.quotas)
         return job_to_proto(job)
 
     def GetJob(self, request: pb.GetJobRequest, context: grpc.ServicerContext) -> pb.Job:
-        return self._view(Collection.JOBS.parse(request.name))
+        return _read_job(self._context.view(), Collection.JOBS.parse(request.name))
 
     def ListJobs(self, request: pb.ListJobsRequest, context: grpc.ServicerContext) -> pb.ListJobsResponse:
         size = page_size(request.page_size, default=50)
-        place = read_token(request.page_token, length=1)
-        rows = self._context.store.jobs.page(size + 1, int(place[0]) if place else None, open_only=request.open_only)
+        place = self._tokens.read(request.page_token, length=1)
+        rows = self._context.view().jobs.page(size + 1, int(place[0]) if place else None, open_only=request.open_only)
         jobs, end = first_page([(seq, job_to_proto(job)) for seq, job in rows], size)
-        return pb.ListJobsResponse(jobs=jobs, next_page_token=write_token(None if end is None else [end]))
+        return pb.ListJobsResponse(jobs=jobs, next_page_token=self._tokens.write(None if end is None else [end]))
 
     def CancelJob(self, request: pb.CancelJobRequest, context: grpc.ServicerContext) -> pb.Job:
-        job = Collection.JOBS.parse(request.name)
-        _check_may_cancel(self._context.store.jobs.get(job), caller())
-        if self._context.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", "on request"):
+        job, view = Collection.JOBS.parse(request.name), self._context.view()
+        _check_may_cancel(view.jobs.get(job), caller())
+        if view.jobs.end(job, JobState.CANCELLED, "JobCancelled", "on request"):
             self._context.notifier.announce()
             mark_cancelled(self._context.redis, job)
-        return self._view(job)
+        return _read_job(view, job)
 
     def WatchJob(self, request: pb.WatchJobRequest, context: grpc.ServicerContext) -> Iterator[pb.Job]:
         job, asker = Collection.JOBS.parse(request.name), caller()
-        with self._place(), self._feeds.of(job) as feed:
-            message: pb.Job | None = self._view(job)
+        view = self._context.view()
+        view.jobs.get(job)  # first: a job's feed is for those who see the job
+        read = partial(_read_job, view, job)
+        with self._place(), self._feeds.of(job, read) as feed:
+            message: pb.Job | None = read()
             while context.is_active() and not self._stopping.is_set():
                 asker.check()  # nothing may change for hours
                 if message is not None:
@@ -315,11 +316,11 @@ class JobService(rpc.JobServiceServicer):
     def ListCosts(self, request: pb.ListCostsRequest, context: grpc.ServicerContext) -> pb.ListCostsResponse:
         if request.with_tokens and not caller().scope.includes(Scope.ADMIN):
             raise ScopeMissing("only the scope admin may see the tokens of jobs; use such a token, or leave them out")
-        store, size = self._context.store, page_size(request.page_size, default=50)
+        store, size = self._context.view(), page_size(request.page_size, default=50)
         if request.job:
             rows = [(0, store.jobs.get(Collection.JOBS.parse(request.job)))]
         else:
-            place = read_token(request.page_token, length=1)
+            place = self._tokens.read(request.page_token, length=1)
             rows = store.jobs.page(size + 1, int(place[0]) if place else None, open_only=False)
         since = seconds(request.since) if request.HasField("since") else 0.0
         spent = store.ledger.spent([job.id for _, job in rows], since)
@@ -334,19 +335,8 @@ class JobService(rpc.JobServiceServicer):
         page, end = first_page([(seq, cost) for (seq, _), cost in zip(rows, costs, strict=True)], size)
         return pb.ListCostsResponse(
             costs=[cost for cost in page if request.job or cost.spent],
-            next_page_token=write_token(None if end is None else [end]),
+            next_page_token=self._tokens.write(None if end is None else [end]),
         )
-
-    def _view(self, job: str) -> pb.Job:
-        store = self._context.store
-        with store.reading():
-            stored, operators = store.jobs.get(job), store.jobs.operators(job)
-            arithmetic = store.log.arithmetic(operator.workload_hash for operator in operators)
-            roofs, validated = store.roofs.of(stored.device.key), {}
-            if stored.state is JobState.DONE:
-                hashes = (operator.workload_hash for operator in operators)
-                validated = store.log.validated_of(hashes, stored.spec.namespace)
-        return job_to_proto(stored, operators, arithmetic, roofs, validated)
 
     @contextmanager
     def _place(self) -> Iterator[None]:
@@ -357,6 +347,18 @@ class JobService(rpc.JobServiceServicer):
             yield
         finally:
             self._watching.release()
+
+
+def _read_job(view: TenantView, job: str) -> pb.Job:
+    """Raises NotFound."""
+    with view.reading():
+        stored, operators = view.jobs.get(job), view.jobs.operators(job)
+        arithmetic = view.log.arithmetic(operator.workload_hash for operator in operators)
+        roofs, validated = view.roofs.of(stored.device.key), {}
+        if stored.state is JobState.DONE:
+            hashes = (operator.workload_hash for operator in operators)
+            validated = view.log.validated_of(hashes, stored.pool, stored.tenant)
+    return job_to_proto(stored, operators, arithmetic, roofs, validated)
 
 
 def _check_priority(spec: JobSpec, asker: Caller) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -26,10 +27,11 @@ from fractune_server.access.places import Places
 from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorAnswer, OperatorRow
 from fractune_server.services.jobs import arithmetic_to_proto
 from fractune_server.services.models import arriving
-from fractune_server.services.paging import first_page, page_size, read_token, write_token
+from fractune_server.services.paging import PageTokens, first_page, page_size
+from fractune_server.store.database.pools import namespace_of
 from fractune_server.store.records.log import RecordPlace
 from fractune_server.store.records.rows import RecordFilter, check_record
-from fractune_server.transport.context import ServerContext
+from fractune_server.transport.context import CallContext, TenantView
 from fractune_server.transport.unreadable import SetAsideResult, replay, unreadable_results
 
 IMPORT_LIMIT_BYTES = 32 << 20
@@ -44,57 +46,48 @@ _LONGEST_FILTER = 256
 
 
 class LogService(rpc.LogServiceServicer):
-    def __init__(self, context: ServerContext, matcher: Matcher) -> None:
-        self._log = context.store.log
-        self._roofs = context.store.roofs
-        self._pairs = context.store.pairs
-        self._runtime_times = context.store.runtime_times
+    def __init__(self, context: CallContext, matcher: Matcher) -> None:
+        self._view = context.view
         self._matcher = matcher
         self._redis, self._secret = context.redis, context.secret
+        self._tokens = PageTokens(context.secret)
         self._imports = Places(_IMPORTS_AT_ONCE, "imports", _IMPORT_WAIT_S)
 
     def ListRecords(self, request: pb.ListRecordsRequest, context: grpc.ServicerContext) -> pb.ListRecordsResponse:
-        chosen = _filter(request.filter)
-        token = read_token(request.page_token, length=2)
+        chosen, view = _filter(request.filter), self._view()
+        token = self._tokens.read(request.page_token, length=2)
         after = RecordPlace(float(token[0]), int(token[1])) if token else None
         size = page_size(request.page_size, default=100)
-        rows = self._log.page(chosen, size + 1, after, fastest_first=request.fastest_first)
-        page, end = first_page([(place, to_proto(record, pb.Record)) for place, record in rows], size)
+        rows = view.log.page(chosen, size + 1, after, fastest_first=request.fastest_first)
+        page, end = first_page([(place, record_to_proto(record)) for place, record in rows], size)
         records = [record for _, record in rows[: len(page)]]
         return pb.ListRecordsResponse(
             records=page,
-            next_page_token=write_token(None if end is None else [end.ranking_median_s, end.seq]),
-            total_size=self._log.count(chosen),
+            next_page_token=self._tokens.write(None if end is None else [end.ranking_median_s, end.seq]),
+            total_size=view.log.count(chosen),
             arithmetic={
                 name: to_proto(each, pb.Arithmetic)
-                for name, each in self._log.arithmetic(record.workload_hash for record in records).items()
+                for name, each in view.log.arithmetic(record.workload_hash for record in records).items()
             },
-            roofs=self._roofs_of(records),
+            roofs=_roofs_of(view, records),
         )
-
-    def _roofs_of(self, records: Sequence[TuningRecord]) -> dict[str, pb.Roof]:
-        """By record name, where they are known."""
-        by_device = {key: self._roofs.of(key) for key in {record.device.key for record in records}}
-        found = {record.record_id: by_device[record.device.key].get(record.granted.key) for record in records}
-        known = {Collection.RECORDS.of(name): roof for name, roof in found.items() if roof is not None}
-        return {name: to_proto(roof, pb.Roof) for name, roof in known.items()}
 
     def ExportRecords(
         self, request: pb.ExportRecordsRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.ExportRecordsResponse]:
-        sent: set[str] = set()
-        for record in self._log.all(_filter(request.filter)):
+        sent, log = set[str](), self._view().log
+        for record in log.all(_filter(request.filter)):
             name = record.workload_hash
             if request.with_workloads and name not in sent:
                 sent.add(name)
-                workload = pb.Workload(workload_hash=name, json=self._log.workload(name))
+                workload = pb.Workload(workload_hash=name, json=log.workload(name))
                 yield pb.ExportRecordsResponse(workload=workload)
-            yield pb.ExportRecordsResponse(record=to_proto(record, pb.Record))
+            yield pb.ExportRecordsResponse(record=record_to_proto(record))
 
     def ImportRecords(
         self, request_iterator: Iterator[pb.ImportRecordsRequest], context: Any
     ) -> pb.ImportRecordsResponse:
-        with self._imports.place(caller().token_id):
+        with self._imports.place(caller().owner):
             return self._import(request_iterator, context)
 
     def _import(self, requests: Iterator[pb.ImportRecordsRequest], context: Any) -> pb.ImportRecordsResponse:
@@ -114,23 +107,23 @@ class LogService(rpc.LogServiceServicer):
                 record = from_proto(TuningRecord, request.record)
                 check_record(record)
                 records[record.record_id] = record
-        added = self._log.import_all(workloads.items(), list(records.values()))
+        added = self._view().log.import_all(workloads.items(), list(records.values()))
         return pb.ImportRecordsResponse(added=added, already_there=len(records) - added)
 
     def PruneRecords(self, request: pb.PruneRecordsRequest, context: grpc.ServicerContext) -> pb.PruneRecordsResponse:
         if request.keep_best < 0:
             raise BadRequest(f"keep_best is {request.keep_best}; it must be 0 or more")
         chosen = _filter(request.filter)
-        deleted, kept = self._log.prune(chosen, request.keep_best, dry_run=request.dry_run)
+        deleted, kept = self._view().log.prune(chosen, request.keep_best, dry_run=request.dry_run)
         return pb.PruneRecordsResponse(deleted=deleted, kept=kept)
 
     def AddPair(self, request: pb.AddPairRequest, context: grpc.ServicerContext) -> pb.AddPairResponse:
         pair = from_proto(MeasuredPair, request.pair)
         pair.check()
-        return pb.AddPairResponse(added=self._pairs.add(pair))
+        return pb.AddPairResponse(added=self._view().pairs.add(pair))
 
     def ListPairs(self, request: pb.ListPairsRequest, context: grpc.ServicerContext) -> pb.ListPairsResponse:
-        found = self._pairs.newest(page_size(request.page_size, default=100), request.model_name)
+        found = self._view().pairs.newest(page_size(request.page_size, default=100), request.model_name)
         return pb.ListPairsResponse(pairs=[to_proto(each, pb.MeasuredPair) for each in found])
 
     def AddRuntimeTimes(
@@ -141,17 +134,17 @@ class LogService(rpc.LogServiceServicer):
         times = [from_proto(RuntimeTime, each) for each in request.times]
         for each in times:
             each.check()
-        return pb.AddRuntimeTimesResponse(added=self._runtime_times.add(times))
+        return pb.AddRuntimeTimesResponse(added=self._view().runtime_times.add(times))
 
     def ListRuntimeTimes(
         self, request: pb.ListRuntimeTimesRequest, context: grpc.ServicerContext
     ) -> pb.ListRuntimeTimesResponse:
         model = Collection.MODELS.parse(request.model) if request.model else ""
-        found = self._runtime_times.newest(page_size(request.page_size, default=100), model)
+        found = self._view().runtime_times.newest(page_size(request.page_size, default=100), model)
         return pb.ListRuntimeTimesResponse(times=[to_proto(each, pb.RuntimeTime) for each in found])
 
     def MatchModel(self, request: pb.MatchModelRequest, context: grpc.ServicerContext) -> pb.MatchModelResponse:
-        answer = self._matcher.match(_query(request, context), request.share, _policy(request))
+        answer = self._matcher.match(_query(self._view(), request, context), request.share, _policy(request))
         return pb.MatchModelResponse(
             matches=[_answer(each) for each in answer.operators],
             roof=None if answer.roof is None else to_proto(answer.roof, pb.Roof),
@@ -164,7 +157,7 @@ class LogService(rpc.LogServiceServicer):
         self, request: pb.TabulateModelRequest, context: grpc.ServicerContext
     ) -> pb.TabulateModelResponse:
         shares = [str(share) for share in parse_shares(",".join(request.shares))]
-        rows = self._matcher.tabulate(_query(request, context), shares)
+        rows = self._matcher.tabulate(_query(self._view(), request, context), shares)
         return pb.TabulateModelResponse(operators=[_row(row) for row in rows])
 
     def ListUnreadable(
@@ -187,16 +180,34 @@ def _unreadable(found: SetAsideResult) -> pb.UnreadableResult:
     return message
 
 
-def _query(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grpc.ServicerContext) -> MatchQuery:
+def record_to_proto(record: TuningRecord) -> pb.Record:
+    """With the namespace as its tenant knows it."""
+    return to_proto(replace(record, namespace=namespace_of(record.namespace)), pb.Record)
+
+
+def _roofs_of(view: TenantView, records: Sequence[TuningRecord]) -> dict[str, pb.Roof]:
+    """By record name, where they are known."""
+    by_device = {key: view.roofs.of(key) for key in {record.device.key for record in records}}
+    found = {record.record_id: by_device[record.device.key].get(record.granted.key) for record in records}
+    known = {Collection.RECORDS.of(name): roof for name, roof in found.items() if roof is not None}
+    return {name: to_proto(roof, pb.Roof) for name, roof in known.items()}
+
+
+def _query(
+    view: TenantView, request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grpc.ServicerContext
+) -> MatchQuery:
+    """Raises NotFound for a model that is not seen."""
     if (size := request.ByteSize()) > _MOST_QUERY_BYTES:
         raise BadRequest(f"the request has {size} bytes, and {_MOST_QUERY_BYTES} is the limit; name less in it")
     check_target(request.target)
+    model = view.models.get(Collection.MODELS.parse(request.model))
     return MatchQuery(
-        Collection.MODELS.parse(request.model),
+        model.sha256,
         to_lists(request.inputs),
         request.target,
         context.time_remaining(),
-        caller().token_id,
+        caller().owner,
+        view.of_tenant(model.tenant),
         request.namespace,
         context.is_active,
     )
@@ -215,7 +226,7 @@ def _task(task: OperatorTask, arithmetic: Arithmetic | None = None) -> pb.Operat
 
 def _row(row: OperatorRow) -> pb.OperatorTable:
     cells = [
-        pb.TableCell(tuned_at=variant, run_at=share, record=to_proto(record, pb.Record))
+        pb.TableCell(tuned_at=variant, run_at=share, record=record_to_proto(record))
         for (variant, share), record in row.cells.items()
     ]
     return pb.OperatorTable(operator=_task(row.task), cells=cells)
@@ -229,7 +240,7 @@ def _answer(answer: OperatorAnswer) -> pb.OperatorMatch:
     return pb.OperatorMatch(
         operator=operator,
         how=match.how.value,
-        record=None if match.record is None else to_proto(match.record, pb.Record),
+        record=None if match.record is None else record_to_proto(match.record),
         regret=match.regret,
         reason=match.reason,
     )

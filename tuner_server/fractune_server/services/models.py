@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 
@@ -20,19 +20,19 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.access.authenticator import Caller, caller, ended_after
 from fractune_server.store.models import StoredModel
-from fractune_server.transport.context import ServerContext
+from fractune_server.transport.context import CallContext, TenantView
 
 _MESSAGE_BYTES = 1 << 20
 
 
 class BundleService(rpc.BundleServiceServicer):
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(self, context: CallContext) -> None:
         self._context = context
 
     def DownloadBundle(
         self, request: pb.DownloadBundleRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.DownloadBundleResponse]:
-        for chunk in self._context.files.bundle(Collection.BUNDLES.parse(request.name)):
+        for chunk in self._context.view().files.bundle(Collection.BUNDLES.parse(request.name)):
             for start in range(0, len(chunk), _MESSAGE_BYTES):
                 yield pb.DownloadBundleResponse(data=chunk[start : start + _MESSAGE_BYTES])
 
@@ -57,12 +57,20 @@ def arriving(requests: Iterator[Request], context: Any, size_bytes: int) -> Iter
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+class _Arriving(NamedTuple):
+    tenant: str
+    token: str
+    sha256: str
+    size: int
+    """in bytes"""
+
+
 class ModelService(rpc.ModelServiceServicer):
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(self, context: CallContext) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._under_way: Counter[tuple[str, str, int]] = Counter()
-        """uploads in progress, by token, SHA-256 and size in bytes"""
+        self._under_way: Counter[_Arriving] = Counter()
+        """uploads in progress"""
 
     def UploadModel(self, request_iterator: Iterator[pb.UploadModelRequest], context: Any) -> pb.Model:
         # The size is unknown before the header, so the header may take no longer than an empty upload.
@@ -80,19 +88,19 @@ class ModelService(rpc.ModelServiceServicer):
         if not 0 <= header.offset_bytes <= header.size_bytes:
             raise BadRequest(f"offset_bytes is {header.offset_bytes}; the file has bytes 0 to {header.size_bytes}")
         try:
-            return _encode(self._context.store.models.get(header.sha256))
+            return _encode(self._context.view().own.models.get(header.sha256))
         except NotFound:
             return _encode(self._receive(header, request_iterator, context))
 
     def GetModel(self, request: pb.GetModelRequest, context: grpc.ServicerContext) -> pb.Model:
-        return _encode(self._context.store.models.get(Collection.MODELS.parse(request.name)))
+        return _encode(self._context.view().models.get(Collection.MODELS.parse(request.name)))
 
     def GetUpload(self, request: pb.GetUploadRequest, context: grpc.ServicerContext) -> pb.Upload:
         sha256 = Collection.MODELS.parse(request.name)
         if not _SHA256.fullmatch(sha256):
             raise BadRequest(f"name is '{request.name}'; write models/ and 64 hex digits in lower case")
         return pb.Upload(
-            name=request.name, received_bytes=self._context.files.parts.received(caller().token_id, sha256)
+            name=request.name, received_bytes=self._context.view().files.parts.received(caller().token_id, sha256)
         )
 
     def _receive(self, header: pb.ModelHeader, requests: Iterator[pb.UploadModelRequest], context: Any) -> StoredModel:
@@ -103,26 +111,25 @@ class ModelService(rpc.ModelServiceServicer):
                 "its operator can raise the limit by --upload-limit"
             )
         sender, sha256, offset = caller(), header.sha256, header.offset_bytes
-        files = self._context.files
+        view = self._context.view().own
         with (
-            self._room_for(sha256, size, sender),
-            files.parts.open(sender.token_id, sha256, offset=offset, size=size) as part,
+            self._room_for(view, sha256, size, sender),
+            view.files.parts.open(sender.token_id, sha256, offset=offset, size=size) as part,
         ):
             for data in _data(arriving(requests, context, size - offset), header):
                 if not part.write(data):
                     break
-            files.add_model(sha256, part)
-            found = StoredModel(sha256, header.display_name, size, sender.token_id)
-            self._context.store.models.add(found)
+            view.files.add_model(sha256, part)
+            found = StoredModel(sha256, header.display_name, size, sender.token_id, sender.tenant)
+            view.models.add(found)
         return found
 
     @contextmanager
-    def _room_for(self, sha256: str, size: int, sender: Caller) -> Iterator[None]:
-        """Reserve the bytes in the token's quota while they arrive. Raises QuotaExceeded."""
-        upload = (sender.token_id, sha256, size)
+    def _room_for(self, view: TenantView, sha256: str, size: int, sender: Caller) -> Iterator[None]:
+        """Reserve the bytes in the quotas of the token and the tenant while they arrive. Raises QuotaExceeded."""
+        upload = _Arriving(sender.tenant, sender.token_id, sha256, size)
         with self._lock:
-            if sender.quotas.stored_bytes is not None:
-                self._check_room(sha256, size, sender.token_id, sender.quotas.stored_bytes)
+            self._check_room(view, upload, sender.quotas.stored_bytes)
             self._under_way[upload] += 1
         try:
             yield
@@ -132,27 +139,33 @@ class ModelService(rpc.ModelServiceServicer):
                 if not self._under_way[upload]:
                     del self._under_way[upload]
 
-    def _check_room(self, sha256: str, size: int, token: str, quota: int) -> None:
+    def _check_room(self, view: TenantView, upload: _Arriving, quota: int | None) -> None:
         """Stored models count, uploads in progress with their whole size, and cut uploads with the bytes so far."""
-        others = self._context.files.parts.kept(token)
-        others |= {other: length for sender, other, length in self._under_way if sender == token}
-        # A stored model counts once: a call that was cut may linger after a later call has completed the upload.
-        parts = sum(length for other, length in others.items() if other != sha256 and not self._is_stored(other))
-        stored = self._context.store.tokens.usage(token).stored_bytes
-        left = max(quota - stored - parts, 0)
-        if size > left:
-            also = f", with {parts} in incomplete uploads" if parts else ""
-            raise QuotaExceeded(
-                f"the model has {size} bytes, and token {token} has {left} of {quota} left{also}; "
-                "ask the server's operator for more"
+        for owner, stored_left, limit in view.usage.room(upload.token, quota):
+            senders = view.usage.tokens() if owner.token is None else [upload.token]
+            others = {(token, name): size for token in senders for name, size in view.files.parts.kept(token).items()}
+            others |= {(each.token, each.sha256): each.size for each in self._under_way if each.token in senders}
+            # A stored model counts once: a call that was cut may linger after a later call has completed the upload.
+            parts = sum(
+                length
+                for (_, other), length in others.items()
+                if other != upload.sha256 and not _is_stored(view, other)
             )
+            left = max(stored_left - parts, 0)
+            if upload.size > left:
+                also = f", with {parts} in incomplete uploads" if parts else ""
+                raise QuotaExceeded(
+                    f"the model has {upload.size} bytes, and {owner} has {left} of {limit} left{also}; "
+                    "ask the server's operator for more"
+                )
 
-    def _is_stored(self, sha256: str) -> bool:
-        try:
-            self._context.store.models.get(sha256)
-        except NotFound:
-            return False
-        return True
+
+def _is_stored(view: TenantView, sha256: str) -> bool:
+    try:
+        view.models.get(sha256)
+    except NotFound:
+        return False
+    return True
 
 
 def _data(requests: Iterator[pb.UploadModelRequest], header: pb.ModelHeader) -> Iterator[bytes]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import json
 import math
+import secrets
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -12,10 +14,13 @@ from google.protobuf.message import Message
 
 from fractune_core.codec.plain_json import checked, read_json
 from fractune_core.errors import BadRequest
+from fractune_server.access.authenticator import caller
 
 MAX_PAGE = 1000
 PAGE_BYTES = 2 << 20
 """gRPC's clients accept messages of up to 4 MiB; the rest is for what comes with the page"""
+
+_NONCE_BYTES, _SEAL_BYTES = 16, 32
 
 Place = TypeVar("Place")
 Item = TypeVar("Item", bound=Message)
@@ -43,25 +48,50 @@ def first_page(rows: Sequence[tuple[Place, Item]], size: int) -> tuple[list[Item
     return page, rows[len(page) - 1][0] if len(page) < len(rows) else None
 
 
-def write_token(place: Sequence[float] | None) -> str:
-    """Empty if there is no further page."""
-    return "" if place is None else base64.urlsafe_b64encode(json.dumps(list(place)).encode()).decode()
+class PageTokens:
+    """Places in listings, sealed: a place counts rows of all tenants, and its number would tell how many these add."""
 
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
 
-def read_token(token: str, length: int) -> list[float] | None:
-    """None for the first page. Raises BadRequest for a token that no listing gave out."""
-    if not token:
-        return None
-    place: list[float] | None
-    try:
-        place = read_json(base64.urlsafe_b64decode(token))
-        checked(list[float], place)
-    except ValueError:
-        place = None
-    # The last number counts rows. One before it may be a time, which is infinite for a failure.
-    if place is None or len(place) != length or not _is_row(place[-1]) or any(map(math.isnan, place)):
-        raise BadRequest(f"page_token '{token}' is not from this server; leave it empty to begin again")
-    return place
+    def write(self, place: Sequence[float] | None) -> str:
+        """Empty if there is no further page."""
+        if place is None:
+            return ""
+        nonce, text = secrets.token_bytes(_NONCE_BYTES), json.dumps(list(place)).encode()
+        hidden = self._hide(nonce, text)
+        return base64.urlsafe_b64encode(nonce + hidden + self._digest("seal", nonce + hidden)).decode()
+
+    def read(self, token: str, length: int) -> list[float] | None:
+        """None for the first page. Raises BadRequest for a token that no listing of this caller's tenant gave out."""
+        if not token:
+            return None
+        place: list[float] | None
+        try:
+            place = read_json(self._opened(base64.urlsafe_b64decode(token)))
+            checked(list[float], place)
+        except ValueError:
+            place = None
+        # The last number counts rows. One before it may be a time, which is infinite for a failure.
+        if place is None or len(place) != length or not _is_row(place[-1]) or any(map(math.isnan, place)):
+            raise BadRequest(f"page_token '{token}' is not from this server; leave it empty to begin again")
+        return place
+
+    def _opened(self, sealed: bytes) -> bytes:
+        """Raises ValueError."""
+        nonce, hidden, seal = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:-_SEAL_BYTES], sealed[-_SEAL_BYTES:]
+        if not hmac.compare_digest(seal, self._digest("seal", nonce + hidden)):
+            raise ValueError("it is not sealed here")
+        return self._hide(nonce, hidden)
+
+    def _hide(self, nonce: bytes, text: bytes) -> bytes:
+        """`text` with a one-time pad; the same again shows it."""
+        pad = b"".join(self._digest(f"pad {part}", nonce) for part in range(-(-len(text) // _SEAL_BYTES)))
+        return bytes(one ^ other for one, other in zip(text, pad, strict=False))
+
+    def _digest(self, purpose: str, text: bytes) -> bytes:
+        key = f"page {caller().tenant} {purpose} ".encode()
+        return hmac.digest(self._secret, key + text, "sha256")
 
 
 def _is_row(number: float) -> bool:

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import grpc
 
@@ -20,6 +21,7 @@ from fractune_core.planning.wire import LoggedModel, add_logged_rows
 from fractune_server.access.authenticator import caller
 from fractune_server.access.places import Places
 from fractune_server.selection.model_match import Matcher, MatchQuery
+from fractune_server.transport.context import TenantView
 
 PLANS_AT_ONCE = 4
 LONGEST_S = 120.0
@@ -29,7 +31,8 @@ _log = logging.getLogger(__name__)
 
 
 class PlanService(rpc.PlanServiceServicer):
-    def __init__(self, matcher: Matcher) -> None:
+    def __init__(self, view: Callable[[], TenantView], matcher: Matcher) -> None:
+        self._view = view
         self._matcher = matcher
         self._places = Places(PLANS_AT_ONCE, "plans", wait_s=0.0)
 
@@ -38,13 +41,15 @@ class PlanService(rpc.PlanServiceServicer):
             batch = logged.requests_per_run
             if batch < 1:
                 raise BadRequest(f"{logged.model}: requests_per_run is {batch}; it must be 1 or more")
-            model, left_s, owner = Collection.MODELS.parse(logged.model), context.time_remaining(), caller().token_id
-            query = MatchQuery(model, logged.inputs, "", left_s, owner, is_wanted=context.is_active)
+            view, left_s, owner = self._view(), context.time_remaining(), caller().owner
+            model = view.models.get(Collection.MODELS.parse(logged.model))
+            own = view.of_tenant(model.tenant)
+            query = MatchQuery(model.sha256, logged.inputs, "", left_s, owner, own, is_wanted=context.is_active)
             times = self._matcher.times(query, device)
             return measured_rows(times.operators_s, times.whole_s, times.disturbed_s, batch)
 
         add_logged_rows(request, rows_of)  # before the plan has its place, because a model may have to be read
-        with self._places.place(caller().token_id):
+        with self._places.place(caller().owner):
             return _planned(request.SerializeToString(), context)
 
 

@@ -4,98 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, bindparam, delete, func, insert, select, update
 
 from fractune_core.access.tokens import Quotas
 from fractune_core.codec.plain_json import from_json, to_dict
-from fractune_core.errors import NotFound, QuotaExceeded
-from fractune_core.jobs import JobSpec, JobState
+from fractune_core.errors import NotFound
+from fractune_core.jobs import JobState
 from fractune_core.shares import Device, GrantedShare
 from fractune_server.store.database.database import NAMES, Repository, as_dict, rows_for
-from fractune_server.store.database.tables import ENDED, bundles, job_operators, jobs, models, rounds, tokens
+from fractune_server.store.database.tables import ENDED, job_operators, jobs, rounds
+from fractune_server.store.database.tenants import tenant_of
+from fractune_server.store.quotas import Owner, check_job
 from fractune_server.store.stored_job import Round, StoredJob, StoredOperator
-
-_DAY_S = 24 * 3600.0
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Current usage, in the units of `fractune_core.access.tokens.Quotas`."""
-
-    open_jobs: int
-    trials_a_day: int
-    stored_bytes: int
-
-
-def usage_of(connection: Connection, token_id: str) -> Usage:
-    since = time.time() - _DAY_S
-    query = select(jobs.c.state, jobs.c.created_at, jobs.c.spec, jobs.c.progress).where(
-        jobs.c.token == token_id, or_(jobs.c.created_at > since, jobs.c.state.not_in(ENDED))
-    )
-    open_jobs = trials = 0
-    for state, created_at, spec, progress in connection.execute(query):
-        is_open = JobState(state).open
-        open_jobs += is_open
-        if created_at > since:
-            requested = trials_asked(JobSpec.from_json(spec)) if is_open else 0
-            trials += max(requested, int(progress["done"]))
-    return Usage(open_jobs, trials, _stored_bytes(connection, token_id))
-
-
-def _stored_bytes(connection: Connection, token_id: str) -> int:
-    """Of the token's models and bundles."""
-    sums = (
-        select(func.coalesce(func.sum(kind.c.size_bytes), 0)).where(kind.c.token == token_id)
-        for kind in (models, bundles)
-    )
-    return sum(int(connection.scalar(each) or 0) for each in sums)
-
-
-def trials_asked(spec: JobSpec) -> int:
-    """Trials that the job may make. Beyond them every new operator gets at least one."""
-    return spec.extra_trials or spec.trials
-
-
-def check_job(connection: Connection, token_id: str, quotas: Quotas, spec: JobSpec) -> None:
-    """Raises QuotaExceeded if the token may not have this job. Call it in the transaction that adds the job."""
-    if quotas == Quotas():
-        return
-    used = usage_of(connection, token_id)
-    if quotas.open_jobs is not None and used.open_jobs >= quotas.open_jobs:
-        raise QuotaExceeded(
-            f"token {token_id} has {used.open_jobs} open jobs of at most {quotas.open_jobs}; "
-            "wait until one ends, or cancel one"
-        )
-    if quotas.stored_bytes is not None and used.stored_bytes >= quotas.stored_bytes:
-        raise QuotaExceeded(
-            f"token {token_id} has stored {used.stored_bytes} of {quotas.stored_bytes} bytes, so no bundle has room; "
-            "ask the server's operator for more"
-        )
-    left = None if quotas.trials_a_day is None else max(quotas.trials_a_day - used.trials_a_day, 0)
-    # A job that searches nothing needs one trial left, because its measurements are known only at its end.
-    if left is not None and max(trials_asked(spec), 1) > left:
-        raise QuotaExceeded(
-            f"the job asks for {trials_asked(spec)} trials, and token {token_id} has {left} of "
-            f"{quotas.trials_a_day} in 24 hours left; ask for fewer, or wait"
-        )
-
-
-def check_bundle(connection: Connection, token_id: str, size_bytes: int) -> None:
-    """Raises QuotaExceeded if the token may not store the bundle. Call it in the transaction that adds the bundle."""
-    quota = connection.scalar(select(tokens.c.stored_bytes).where(tokens.c.id == token_id))
-    if quota is None:
-        return
-    left = max(int(quota) - _stored_bytes(connection, token_id), 0)
-    if size_bytes > left:
-        raise QuotaExceeded(
-            f"the bundle has {size_bytes} bytes, and token {token_id} has {left} of {quota} left; "
-            "ask the server's operator for more"
-        )
-
 
 # Made once: building a statement takes longer than running it.
 _BY_ID = select(jobs).where(jobs.c.id == bindparam("job"))
@@ -109,16 +32,19 @@ _REVISIONS = select(jobs.c.id, jobs.c.revision).where(jobs.c.id.in_(NAMES))
 
 class JobStore(Repository):
     def create(self, job: StoredJob, quotas: Quotas | None = None) -> None:
-        """Raises QuotaExceeded if the quotas of its token are used up."""
+        """Raises QuotaExceeded if the quotas of its token or of its tenant are used up."""
         with self._database.write() as connection:
+            tenant = tenant_of(connection, job.tenant)
             if quotas is not None:
-                check_job(connection, job.token, quotas, job.spec)
+                check_job(connection, Owner(job.tenant, job.token), quotas, job.spec)
+                check_job(connection, Owner(job.tenant), tenant.quotas, job.spec)
+            job.shares_searches = tenant.shares_searches
             connection.execute(insert(jobs).values(_to_row(job)))
 
     def get(self, job: str) -> StoredJob:
         """Raises NotFound."""
         with self._database.read() as connection:
-            row = connection.execute(_BY_ID, {"job": job}).mappings().first()
+            row = connection.execute(self._seen(_BY_ID, jobs), {"job": job}).mappings().first()
         if row is None:
             raise NotFound(f"no job '{job}'; `fractune jobs` lists them")
         return _from_row(row)
@@ -126,11 +52,11 @@ class JobStore(Repository):
     def revisions(self, names: Iterable[str]) -> dict[str, int]:
         """Revisions of the existing jobs among `names`, by id."""
         with self._database.read() as connection:
-            return dict(rows_for(connection, _REVISIONS, names))
+            return dict(rows_for(connection, self._seen(_REVISIONS, jobs), names))
 
     def page(self, limit: int, before: int | None, *, open_only: bool) -> list[tuple[int, StoredJob]]:
         """At most `limit` jobs before a number (None = from the newest), newest first, with their numbers."""
-        query = select(jobs).order_by(jobs.c.seq.desc()).limit(limit)
+        query = self._seen(select(jobs), jobs).order_by(jobs.c.seq.desc()).limit(limit)
         if before is not None:
             query = query.where(jobs.c.seq < before)
         if open_only:
@@ -141,7 +67,7 @@ class JobStore(Repository):
 
     def count_by_state(self) -> dict[JobState, int]:
         """Number of jobs by state, without states that have none."""
-        query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
+        query = self._seen(select(jobs.c.state, func.count()), jobs).group_by(jobs.c.state)
         with self._database.read() as connection:
             return {JobState(state): count for state, count in connection.execute(query)}
 
@@ -167,7 +93,8 @@ class JobStore(Repository):
         return self._done(jobs.c.model == model)
 
     def _done(self, condition: ColumnElement[bool]) -> list[StoredJob]:
-        query = select(jobs).where(condition, jobs.c.state == JobState.DONE.value).order_by(jobs.c.seq.desc())
+        query = select(jobs).where(condition, jobs.c.state == JobState.DONE.value)
+        query = self._seen(query, jobs).order_by(jobs.c.seq.desc())
         with self._database.read() as connection:
             return list(map(_from_row, connection.execute(query).mappings().all()))
 
@@ -203,14 +130,13 @@ class JobStore(Repository):
             "revision": jobs.c.revision + 1,
         }
         with self._database.write() as connection:
-            changed = connection.execute(
-                update(jobs).where(jobs.c.id == job, jobs.c.state.not_in(ENDED)).values(values)
-            ).rowcount
+            ended = self._seen(update(jobs).where(jobs.c.id == job, jobs.c.state.not_in(ENDED)), jobs).values(values)
+            changed = connection.execute(ended).rowcount
         return bool(changed)
 
     def operators(self, job: str) -> list[StoredOperator]:
         with self._database.read() as connection:
-            rows = connection.execute(_OPERATORS_OF, {"job": job}).mappings().all()
+            rows = connection.execute(self._seen(_OPERATORS_OF, job_operators), {"job": job}).mappings().all()
         return [from_json(StoredOperator, as_dict(row)) for row in rows]
 
     def drop_operators(self, job: str) -> None:

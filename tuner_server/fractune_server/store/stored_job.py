@@ -9,10 +9,11 @@ from fractune_core.codec.places import In
 from fractune_core.codec.plain_json import JsonObject
 from fractune_core.files.checked import Checked
 from fractune_core.jobs import JobSpec, JobState
-from fractune_core.names import Collection
+from fractune_core.names import DEFAULT_TENANT, Collection
 from fractune_core.records import Kind
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Device, GrantedShare
+from fractune_server.store.database.pools import pool_of
 
 
 @dataclass
@@ -86,6 +87,14 @@ class StoredJob(JsonObject):
     `others_cores`; `job`, which timed it, and `timed_at`"""
     token: str = ""
     """id of the token that created the job; empty = no token was needed"""
+    tenant: str = DEFAULT_TENANT
+    shares_searches: bool = False
+    """its tenant shares searches with other tenants"""
+
+    @property
+    def pool(self) -> str:
+        """The records that its searches read and add to."""
+        return pool_of(self.tenant, self.spec.namespace, shares_searches=self.shares_searches)
 
     @property
     def tuned_at(self) -> dict[str, GrantedShare]:

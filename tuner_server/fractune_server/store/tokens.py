@@ -11,9 +11,10 @@ from sqlalchemy import RowMapping, insert, select, update
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.errors import NotFound
 from fractune_core.jobs import Priority
+from fractune_core.names import DEFAULT_TENANT
 from fractune_server.store.database.database import Repository
 from fractune_server.store.database.tables import bundles, tokens
-from fractune_server.store.jobs import Usage, check_bundle, usage_of
+from fractune_server.store.quotas import Owner, Usage, check_bundle, usage_of
 
 _NO_SECRET = "0" * 64
 """no known secret has this SHA-256"""
@@ -32,6 +33,7 @@ class StoredToken:
     revoked_at: float | None
     quotas: Quotas
     max_priority: Priority
+    tenant: str = DEFAULT_TENANT
 
     def end(self, now: float) -> str:
         """Why the token is no longer valid: `revoked` or `expired`; empty while it is valid."""
@@ -50,12 +52,14 @@ class TokenStore(Repository):
         expires_at: float | None,
         quotas: Quotas,
         max_priority: Priority = Priority.NORMAL,
+        tenant: str = DEFAULT_TENANT,
     ) -> TokenText:
-        """A new token. Its text is only in the result."""
+        """A new token of a tenant that exists. Its text is only in the result."""
         made = TokenText.new()
         row = {
             "id": made.token_id,
             "secret_sha256": made.secret_sha256,
+            "tenant": tenant,
             "name": name,
             "scope": scope.value,
             "created_at": time.time(),
@@ -92,16 +96,19 @@ class TokenStore(Repository):
             raise NotFound(f"no token '{token_id}'; `fractune admin token list` lists them")
         return bool(changed)
 
-    def usage(self, token_id: str) -> Usage:
+    def usage(self, token_id: str, tenant: str = DEFAULT_TENANT) -> Usage:
         with self._database.read() as connection:
-            return usage_of(connection, token_id)
+            return usage_of(connection, Owner(tenant, token_id))
 
-    def add_bundle(self, token_id: str, bundle: str, size_bytes: int) -> None:
-        """Count a bundle that is to be stored, once. Raises QuotaExceeded if it goes beyond the token's bytes."""
+    def add_bundle(self, token_id: str, bundle: str, size_bytes: int, tenant: str = DEFAULT_TENANT) -> None:
+        """Count a bundle that is to be stored, once. Raises QuotaExceeded if it goes beyond the bytes of the token or
+        of the tenant.
+        """
         with self._database.write() as connection:
             if connection.scalar(select(bundles.c.id).where(bundles.c.id == bundle)) is None:
-                check_bundle(connection, token_id, size_bytes)
-                connection.execute(insert(bundles).values(id=bundle, size_bytes=size_bytes, token=token_id))
+                check_bundle(connection, token_id, tenant, size_bytes)
+                row = {"id": bundle, "size_bytes": size_bytes, "token": token_id, "tenant": tenant}
+                connection.execute(insert(bundles).values(row))
 
 
 def _from_row(row: RowMapping) -> StoredToken:
@@ -112,6 +119,7 @@ def _from_row(row: RowMapping) -> StoredToken:
         created_at=row["created_at"],
         expires_at=row["expires_at"],
         revoked_at=row["revoked_at"],
-        quotas=Quotas(row["open_jobs"], row["trials_a_day"], row["stored_bytes"]),
+        quotas=Quotas(*(row[name] for name in ("open_jobs", "trials_a_day", "stored_bytes", "share_seconds_a_day"))),
         max_priority=Priority(row["max_priority"]),
+        tenant=row["tenant"],
     )

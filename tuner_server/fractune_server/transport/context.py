@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from redis import Redis
 
-from fractune_core.errors import FractuneError, JobFailed, StateUnusable, error_from_name
+from fractune_core.errors import FractuneError, JobFailed, NotFound, StateUnusable, error_from_name
+from fractune_core.files.onnx_file import Interface
 from fractune_core.fleet.messages import WorkFailed
 from fractune_core.fleet.options import MODEL_LIMIT_BYTES
 from fractune_server.instruments import Instruments
 from fractune_server.store.blob_files import BlobStore
-from fractune_server.store.models import IngestKey
-from fractune_server.store.store import Store
+from fractune_server.store.database.sight import Sight
+from fractune_server.store.models import IngestKey, ModelStore
+from fractune_server.store.store import Store, View
 
 
 def reported_error(event: WorkFailed) -> FractuneError:
@@ -57,10 +60,10 @@ class ModelIngests:
         with self._lock:
             self._keys[job] = key
 
-    def models(self) -> set[str]:
-        """SHA-256 of the models whose operators a call waits for."""
+    def awaited(self) -> list[IngestKey]:
+        """What calls wait for."""
         with self._lock:
-            return {key.model for key in self._keys.values()}
+            return list(self._keys.values())
 
     def take(self, job: str) -> IngestKey | None:
         with self._lock:
@@ -82,6 +85,54 @@ class ModelIngests:
             return self._errors.pop(job, None)
 
 
+class TenantFiles:
+    """Files of models and bundles, as far as a view goes. Others raise NotFound, as those that do not exist."""
+
+    def __init__(self, files: BlobStore, models: ModelStore) -> None:
+        self._files = files
+        self._models = models
+        self.parts = files.parts
+        self.add_model = files.add_model
+
+    def model(self, sha256: str) -> Iterator[bytes]:
+        self._models.get(sha256)
+        return self._files.model(sha256)
+
+    def interface(self, sha256: str) -> Interface:
+        """As that of BlobStore."""
+        self._models.get(sha256)
+        return self._files.interface(sha256)
+
+    def check_inputs(self, sha256: str) -> None:
+        """As that of BlobStore."""
+        self._models.get(sha256)
+        self._files.check_inputs(sha256)
+
+    def bundle(self, bundle: str) -> Iterator[bytes]:
+        self._models.check_bundle(bundle)
+        return self._files.bundle(bundle)
+
+
+class TenantView(View):
+    """What a caller can reach: rows and files, of one tenant or of all."""
+
+    def __init__(self, store: Store, files: BlobStore, sight: Sight) -> None:
+        super().__init__(store.of(sight), store.log)
+        self.files = TenantFiles(files, self.models)
+        self._whole = store, files
+
+    def of_tenant(self, tenant: str) -> TenantView:
+        """The part that one tenant sees. Raises NotFound for a tenant that is not seen."""
+        if self.sight.seen not in (None, tenant):
+            raise NotFound(f"no tenant '{tenant}'")
+        return TenantView(*self._whole, Sight(tenant, tenant))
+
+    @property
+    def own(self) -> TenantView:
+        """The part that the caller's own tenant sees."""
+        return self if self.sight.seen == self.sight.own else self.of_tenant(self.sight.own)
+
+
 @dataclass(frozen=True)
 class ServerContext:
     store: Store
@@ -93,3 +144,23 @@ class ServerContext:
     notifier: JobNotifier = field(default_factory=JobNotifier)
     model_ingests: ModelIngests = field(default_factory=ModelIngests)
     instruments: Instruments = field(default_factory=Instruments)
+
+    def view(self, sight: Sight) -> TenantView:
+        return TenantView(self.store, self.files, sight)
+
+    def view_of(self, tenant: str) -> TenantView:
+        """What one tenant sees."""
+        return self.view(Sight(tenant, tenant))
+
+
+@dataclass(frozen=True)
+class CallContext:
+    """What answers of calls are made of. Nothing in it leads to the rows and files of all tenants but `view`."""
+
+    view: Callable[[], TenantView]
+    """what the caller of the call that this thread answers can reach"""
+    redis: Redis
+    secret: bytes
+    upload_limit_bytes: int
+    notifier: JobNotifier
+    model_ingests: ModelIngests

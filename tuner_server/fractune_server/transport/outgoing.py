@@ -9,12 +9,12 @@ from fractune_core.fleet.marks import CANCELLED, mark
 from fractune_core.fleet.messages import IngestWork
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, model_blob, workload_blob
 from fractune_server.store.models import IngestKey
-from fractune_server.transport.context import ServerContext
+from fractune_server.transport.context import ServerContext, TenantView
 from fractune_server.transport.work_queues import WorkQueues
 
 
 def request_ingest(
-    context: ServerContext,
+    view: TenantView,
     queues: WorkQueues,
     key: IngestKey,
     owner: str,
@@ -26,11 +26,12 @@ def request_ingest(
     """Hand out the ingest of a model for `owner`. Errors call the file `model_name`, or as its first upload did. Raises
     NotFound if the model or its file is missing.
     """
-    model = context.store.models.get(key.model)
-    send_model(context, key.model)
+    model = view.models.get(key.model)
+    send_model(queues.redis, view, key.model)
     work = IngestWork(
         work_id=work_id,
         job=job,
+        tenant=key.tenant,
         model=key.model,
         model_name=model_name or model.display_name,
         owner=owner,
@@ -41,11 +42,11 @@ def request_ingest(
     queues.enqueue(COMPILE_QUEUE, work)
 
 
-def send_model(context: ServerContext, sha256: str) -> None:
-    """Put the model file where workers find it."""
-    name = model_blob(sha256)
-    if not renew_blob(context.redis, name):
-        put_blob(context.redis, name, context.files.model(sha256))
+def send_model(connection: redis.Redis, view: TenantView, sha256: str) -> None:
+    """Put a model file of the view where workers find it. Raises NotFound."""
+    name = model_blob(view.sight.own, sha256)
+    if not renew_blob(connection, name):
+        put_blob(connection, name, view.files.model(sha256))
 
 
 def send_workload(context: ServerContext, workload_hash: str) -> None:

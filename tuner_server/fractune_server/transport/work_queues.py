@@ -34,12 +34,12 @@ class WorkQueues:
     """The queues of all roles. One thread at a time."""
 
     def __init__(self, redis: Redis, secret: bytes) -> None:
-        self._redis = redis
+        self.redis = redis
         self._secret = secret
 
     def enqueue(self, queue: str, *works: Work, at_front: bool = False) -> None:
         """Hand out all of the works or none, in one round trip. RQ's jobs have the ids of the works."""
-        with self._redis.pipeline() as pipe:
+        with self.redis.pipeline() as pipe:
             data = [self._prepare(queue, work, at_front=at_front) for work in works]
             self._queue(queue).enqueue_many(data, pipeline=pipe)
             pipe.execute()
@@ -60,7 +60,7 @@ class WorkQueues:
         """Drop work that no worker of this version and secret would do; the engine requests its own work again."""
         for queue in self.all():
             for job_id in _held(queue):
-                job = fetch(self._redis, job_id)
+                job = fetch(self.redis, job_id)
                 if job is None:
                     continue
                 if not is_of_protocol(queue.name):
@@ -90,27 +90,27 @@ class WorkQueues:
 
     def has(self, work_id: str) -> bool:
         """Whether the work waits or runs."""
-        return bool(Job.exists(work_id, connection=self._redis))
+        return bool(Job.exists(work_id, connection=self.redis))
 
     def knows(self, work_id: str) -> bool:
         """Whether the work was handed out: it waits, runs, or was delivered or withdrawn within MARK_TTL_S."""
         # In this order, because a worker sets its mark before it removes its job.
-        return self.has(work_id) or is_marked(self._redis, DONE, work_id)
+        return self.has(work_id) or is_marked(self.redis, DONE, work_id)
 
     def withdraw(self, work_id: str) -> None:
         """Withdraw work, wherever it is. The results of a worker that has begun it are dropped."""
-        mark(self._redis, DONE, work_id)
-        job = fetch(self._redis, work_id)
+        mark(self.redis, DONE, work_id)
+        job = fetch(self.redis, work_id)
         if job is not None:
             delete(job)
 
     def all(self) -> list[Queue]:
         """Every queue that was ever used."""
-        return all_queues(self._redis)
+        return all_queues(self.redis)
 
     def idle(self) -> bool:
         """Whether no work waits or runs in any queue."""
-        with self._redis.pipeline(transaction=False) as pipe:
+        with self.redis.pipeline(transaction=False) as pipe:
             for queue in self.all():
                 pipe.llen(queue.key)
                 pipe.llen(queue.intermediate_queue_key)
@@ -118,7 +118,7 @@ class WorkQueues:
             return not any(pipe.execute())
 
     def _queue(self, name: str) -> Queue:
-        return Queue(name, connection=self._redis, serializer=JSONSerializer)
+        return Queue(name, connection=self.redis, serializer=JSONSerializer)
 
 
 def all_queues(redis: Redis) -> list[Queue]:

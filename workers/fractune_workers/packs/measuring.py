@@ -38,6 +38,7 @@ from fractune_core.files.sealed import MANIFEST
 from fractune_core.fleet.messages import ArtifactItem, MeasureWork, TargetOperator, WorkRound
 from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.implementations import DIRECT, implementation_of
+from fractune_core.names import DEFAULT_TENANT
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import Device, Share
 from fractune_workers.gpu.nvml import UNKNOWN_CLOCKS, GpuClock
@@ -450,6 +451,7 @@ class _Run:
         return MeasureWork(
             work_id="",
             job=job,
+            tenant=DEFAULT_TENANT,
             round=WorkRound(digest_of(job, kind.value), "", of),
             purpose=kind,
             share=place.share,

@@ -163,6 +163,7 @@ def _measure_work(work: BuildWork, place: int, args_info: list[Any], artifacts: 
     return MeasureWork(
         work_id=f"{work.work_id}-m{place}",  # not random: see `roles/tune.py`
         job=work.job,
+        tenant=work.tenant,
         round=work.round,
         purpose=work.purpose,
         share=work.shares[place],

@@ -51,6 +51,7 @@ class Compiler(Role):
         )
         for folder in (self._models_dir, self._childs_dir, self._bundles_dir, self._checkers_dir):
             folder.mkdir()
+        self._tenant = ""
         self._owner: str | None = None
         self._child = reader_child(
             _CHILD,
@@ -82,7 +83,7 @@ class Compiler(Role):
 
     def handle(self, work: IngestWork | CompileWork) -> None:
         transaction = self._context.transaction(work)
-        self._serve(work.owner)
+        self._serve(work.tenant, work.owner)
         try:
             event: Event = self._ingest(work) if work.task == "ingest" else self._compile(work)
             transaction.event(SERVER_STREAM, event)
@@ -92,14 +93,14 @@ class Compiler(Role):
             transaction.event(SERVER_STREAM, transaction.failure(*_failure(work, error)))
         transaction.send()
 
-    def _serve(self, owner: str) -> None:
+    def _serve(self, tenant: str, owner: str) -> None:
         """For another owner than before, start from nothing. A process that has read a model may still hold some of it,
         and can read the files of those that were fetched.
         """
-        if owner != self._owner:
+        if (tenant, owner) != (self._tenant, self._owner):
             self.stop()
             empty_dir(self._models_dir)
-            self._owner = owner
+            self._tenant, self._owner = tenant, owner
 
     @contextlib.contextmanager
     def _computing(self, child: Child, work: IngestWork | CompileWork) -> Iterator[None]:
@@ -181,7 +182,7 @@ class Compiler(Role):
         partial = path.with_name(f"{path.name}.partial")
         found = hashlib.sha256()
         with partial.open("wb") as file:
-            for chunk in read_blob(self._context.redis, model_blob(digest)):
+            for chunk in read_blob(self._context.redis, model_blob(self._tenant, digest)):
                 found.update(chunk)
                 file.write(chunk)
         if found.hexdigest() != digest:

@@ -208,6 +208,7 @@ def _build_work(work: SearchWork, place: int, batch: list[Any], reply: str) -> B
         # Not random: a search that is repeated yields pieces that are marked as done, and are in the ledger.
         work_id=f"{work.work_id}-b{place}",
         job=work.job,
+        tenant=work.tenant,
         round=work.round,
         purpose=Kind.TRIAL,
         device_key=work.device_key,

@@ -25,7 +25,7 @@ from fractune_core.fleet.signed_messages import (
 )
 from tests.support.fleet_messages import worker_info
 
-WORK = TimeModelWork(work_id="w1", job="j1", share="cpu:1", bundle="b")
+WORK = TimeModelWork(work_id="w1", job="j1", tenant="default", share="cpu:1", bundle="b")
 WRITTEN = to_dict(WORK)
 NOW_S = 1_000_000_000.0
 

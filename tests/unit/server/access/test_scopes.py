@@ -33,8 +33,8 @@ def test_what_each_scope_opens() -> None:
             *("UploadModel", "GetUpload", "CreateJob", "CancelJob"),
             *("MatchModel", "TabulateModel", "MakePlan", "AddPair", "AddRuntimeTimes"),
         },
-        Scope.OPERATE: {"PruneRecords", "ReplayUnreadable"},
-        Scope.ADMIN: {"ImportRecords"},
+        Scope.OPERATE: {"PruneRecords"},
+        Scope.ADMIN: {"ImportRecords", "ListUnreadable", "ReplayUnreadable"},
     }
     for path, scope in SCOPES.items():
         method = path.rpartition("/")[2]

@@ -101,8 +101,8 @@ def test_what_redis_holds_for_a_job_alone_goes_when_it_ends(context: ServerConte
     create(context, "j", MODEL, "w1", "w2", bundle="b1")
     create(context, "other", OTHER, "w2")
     jobs.update()
-    own = [model_blob(MODEL), workload_blob("w1"), bundle_blob("b1")]
-    others = [model_blob(OTHER), workload_blob("w2")]
+    own = [model_blob("default", MODEL), workload_blob("w1"), bundle_blob("b1")]
+    others = [model_blob("default", OTHER), workload_blob("w2")]
     put_blobs(context, *own, *others)
     if how == "ends":
         ended = next(job for job in jobs.all() if job.id == "j")
@@ -117,11 +117,11 @@ def test_what_redis_holds_for_a_job_alone_goes_when_it_ends(context: ServerConte
 
 
 def test_a_blob_that_is_needed_again_lives_as_long_as_a_new_one(context: ServerContext, jobs: OpenJobs) -> None:
-    put_blobs(context, model_blob(MODEL))
-    jobs.release([model_blob(MODEL)])
-    assert lifetimes(context, model_blob(MODEL)) == [RELEASED_BLOB_TTL_S]
-    send_model(context, MODEL)
-    assert lifetimes(context, model_blob(MODEL)) == [BLOB_TTL_S]
+    put_blobs(context, model_blob("default", MODEL))
+    jobs.release([model_blob("default", MODEL)])
+    assert lifetimes(context, model_blob("default", MODEL)) == [RELEASED_BLOB_TTL_S]
+    send_model(context.redis, context.view_of("default"), MODEL)
+    assert lifetimes(context, model_blob("default", MODEL)) == [BLOB_TTL_S]
 
 
 def test_a_workload_that_an_older_version_stored_unsigned_is_replaced(context: ServerContext) -> None:
@@ -132,10 +132,10 @@ def test_a_workload_that_an_older_version_stored_unsigned_is_replaced(context: S
 
 
 def test_the_model_of_a_call_that_waits_for_its_operators_stays(context: ServerContext, jobs: OpenJobs) -> None:
-    put_blobs(context, model_blob(MODEL))
+    put_blobs(context, model_blob("default", MODEL))
     context.model_ingests.expect("call", IngestKey(MODEL, {}, "llvm"))
-    jobs.release([model_blob(MODEL)])
-    assert lifetimes(context, model_blob(MODEL)) == [BLOB_TTL_S]
+    jobs.release([model_blob("default", MODEL)])
+    assert lifetimes(context, model_blob("default", MODEL)) == [BLOB_TTL_S]
 
 
 def test_a_bundle_that_two_jobs_had_made_is_taken_though_its_blob_went_with_the_first(

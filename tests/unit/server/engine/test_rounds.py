@@ -33,7 +33,7 @@ def rounds(context: ServerContext) -> Rounds:
 def live(name: str, instance: str, workload: str, kind: Kind = Kind.TRIAL) -> LiveRound:
     made: Any = Round(name, "j", kind, workload, instance, 4)
     job: Any = SimpleNamespace(id="j", claimant=Claimant("j", ""), shares=["cpu:1"], dirty=False)
-    return LiveRound(made, LogKey(workload, TARGET_KEY, DEVICE.key), DEVICE, {"j": job})
+    return LiveRound(made, LogKey(workload, TARGET_KEY, DEVICE.key), DEVICE, "default", {"j": job})
 
 
 def test_trials_are_found_by_their_instance_and_by_their_search_as_long_as_they_last(rounds: Rounds) -> None:

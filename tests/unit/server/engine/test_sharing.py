@@ -80,7 +80,7 @@ def trial(trace: str, units: int, **changes: Any) -> TuningRecord:
 def live_round(*subscribers: ActiveJob) -> LiveRound:
     asker = subscribers[0]
     stored = Round("r", asker.id, Kind.TRIAL, WORKLOAD, "tune-1", 2, granted=dict(asker.stored.granted))
-    return LiveRound(stored, asker.log_key(WORKLOAD), DEVICE, {each.id: each for each in subscribers})
+    return LiveRound(stored, asker.log_key(WORKLOAD), DEVICE, "default", {each.id: each for each in subscribers})
 
 
 def take(live: LiveRound, *records: TuningRecord) -> None:

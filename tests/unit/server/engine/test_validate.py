@@ -42,7 +42,7 @@ def test_repeats_are_as_long_as_the_share_needs_at_which_the_operator_matters_mo
         return [SimpleNamespace(candidate_id="c", trace="t", median_s=median_s, status=Status.OK)]
 
     log = SimpleNamespace(
-        validated_of=lambda names, _namespace: {name: SimpleNamespace(records=[]) for name in names},
+        validated_of=lambda names, _pool, _tenant: {name: SimpleNamespace(records=[]) for name in names},
         best_trials=best_trials,
     )
     context: Any = SimpleNamespace(store=SimpleNamespace(log=log))

@@ -12,6 +12,8 @@ import pytest
 from fractune_core.codec.messages import seconds
 from fractune_core.fleet import redis_names
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_server.access.authenticator import ANYBODY, set_caller
+from fractune_server.main import call_context
 from fractune_server.services.fleet import FleetService
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.work_queues import WorkQueues
@@ -23,7 +25,8 @@ from tests.support.secret import SECRET
 
 def listed(context: ServerContext) -> pb.ListWorkersResponse:
     asked: Any = None  # the call's context, which is not used
-    return FleetService(context).ListWorkers(pb.ListWorkersRequest(), asked)
+    set_caller(ANYBODY)
+    return FleetService(call_context(context)).ListWorkers(pb.ListWorkersRequest(), asked)
 
 
 def enqueue(context: ServerContext, queue: str) -> None:

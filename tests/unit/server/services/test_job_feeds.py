@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -25,7 +26,7 @@ class Store:
         self.looks = 0
         self.broken = False
         self.notifier = JobNotifier()
-        self.feeds = JobFeeds(self.notifier, self.revisions, self.view)
+        self.feeds = JobFeeds(self.notifier, self.revisions)
 
     def revisions(self, names: Iterable[str]) -> dict[str, int]:
         if self.broken:
@@ -45,7 +46,7 @@ class Store:
 def told(store: Store, job: str, until: int, ready: threading.Barrier | None = None) -> list[int]:
     """The revisions that a watcher is told, from 0 to `until`."""
     found = [0]
-    with store.feeds.of(job) as feed:
+    with store.feeds.of(job, partial(store.view, job)) as feed:
         if ready is not None:
             ready.wait()
         while found[-1] < until:
@@ -76,7 +77,7 @@ def test_each_change_is_read_once_however_many_watch() -> None:
 def test_a_watcher_is_told_of_its_job_alone_and_the_newest_state_at_once() -> None:
     store = Store()
     store.save("b")
-    with store.feeds.of("a") as feed:
+    with store.feeds.of("a", partial(store.view, "a")) as feed:
         assert feed.after(0, 30.0) is not None
         store.save("b")
         assert feed.after(1, 0.5) is None
@@ -86,7 +87,7 @@ def test_a_watcher_is_told_of_its_job_alone_and_the_newest_state_at_once() -> No
 def test_what_keeps_jobs_from_being_read_ends_all_watches_and_the_next_one_begins_anew() -> None:
     store = Store()
     store.broken = True
-    with store.feeds.of("a") as feed, pytest.raises(OSError, match="the disk is gone"):
+    with store.feeds.of("a", partial(store.view, "a")) as feed, pytest.raises(OSError, match="the disk is gone"):
         feed.after(0, 30.0)
     store.broken = False
     assert told(store, "a", 1) == [1]

@@ -27,7 +27,7 @@ def stub() -> Iterator[Any]:
     server = grpc.server(
         futures.ThreadPoolExecutor(2 * PLANS_AT_ONCE), interceptors=[ErrorInterceptor(), AccessInterceptor(None, 8)]
     )
-    rpc.add_PlanServiceServicer_to_server(PlanService(cast("Any", None)), server)
+    rpc.add_PlanServiceServicer_to_server(PlanService(cast("Any", None), cast("Any", None)), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -22,6 +22,7 @@ DIGEST = hashlib.sha256(MODEL).hexdigest()
 WORK = CompileWork(
     work_id="w",
     job="j",
+    tenant="default",
     model=DIGEST,
     model_name="m.onnx",
     owner="",
@@ -97,7 +98,7 @@ def test_the_next_owners_child_finds_no_model_of_the_last_one(attacked: SimpleNa
     compiler = attacked.compiler
     kept = []
     for owner in ("alice", "alice", "bob"):
-        compiler._serve(owner)
+        compiler._serve("default", owner)
         kept.append([path.name for path in compiler._models_dir.iterdir()])
         compiler._model_file(DIGEST, "m.onnx")
     assert kept == [[], [DIGEST], []]

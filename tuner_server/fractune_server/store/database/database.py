@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import socket
 import sqlite3
@@ -11,17 +12,19 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
     URL,
     Column,
     Connection,
+    Delete,
     Engine,
     Row,
     RowMapping,
     Select,
     Table,
+    Update,
     bindparam,
     create_engine,
     delete,
@@ -41,6 +44,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from fractune_core.access.addresses import without_password
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.host.machine import network_file_system
+from fractune_server.store.database.sight import ALL_TENANTS, Fence, Sight
 from fractune_server.store.database.tables import roofs
 
 _CONNECTIONS = 16
@@ -285,6 +289,9 @@ NAMES: Any = bindparam("names", expanding=True)
 """the list that `rows_for` gives a query"""
 
 
+_S = TypeVar("_S", Select[Any], Update, Delete)
+
+
 class Database:
     """Any thread may call; one thread writes at a time.
 
@@ -298,6 +305,7 @@ class Database:
 
         With `lock` all writes use the lock's connection, so that they fail when the lock is lost.
         """
+        self.sight = ALL_TENANTS
         self._url = url
         self._lock = lock
         self._writer = threading.Lock()
@@ -327,9 +335,23 @@ class Database:
                 "start the server of this version first, or use the server's version of fractune"
             )
 
+    def of(self, sight: Sight) -> Database:
+        """The same database, of which nothing but what `sight` says can be read or written."""
+        seen = copy.copy(self)
+        seen.sight = sight
+        return seen
+
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction, committed at the end or rolled back; within `writing`, a part of its transaction."""
+        with self._transaction() as connection:
+            yield self._fenced(connection)
+
+    def _fenced(self, connection: Connection) -> Connection:
+        return connection if self.sight.seen is None else cast("Connection", Fence(connection, self.sight))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
         held: Connection | None = getattr(self._held, "writing", None)
         if held is not None:
             yield held
@@ -340,7 +362,7 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """All writes of this thread in the block are one transaction, because a commit waits for the disk."""
-        with self.write() as connection:
+        with self._transaction() as connection:
             self._held.writing = connection
             try:
                 yield
@@ -349,6 +371,11 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
+        with self._connected() as connection:
+            yield self._fenced(connection)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
         held: Connection | None = getattr(self._held, "reading", None)
         if held is not None:
             yield held
@@ -359,7 +386,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """All reads of this thread in the block share a connection, because getting one costs as much as a read."""
-        with self.read() as connection:
+        with self._connected() as connection:
             self._held.reading = connection
             try:
                 yield
@@ -410,10 +437,20 @@ class Database:
 
 
 class Repository:
-    """One kind of rows. Any thread may call. Raises StateUnusable when the database cannot be used."""
+    """One kind of rows, as far as the database's sight goes. Any thread may call. Raises StateUnusable when the
+    database cannot be used.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._sight = database.sight
+
+    def _seen(self, statement: _S, table: Table) -> _S:
+        """The statement for the rows of `table` that are seen. The statement itself, if these are all: it may be one
+        that was made once.
+        """
+        conditions = self._sight.conditions(table)
+        return statement.where(*conditions) if conditions else statement
 
 
 def parts(items: Sequence[str]) -> Iterator[Sequence[str]]:

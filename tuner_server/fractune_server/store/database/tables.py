@@ -15,14 +15,25 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
+    false,
 )
 
 from fractune_core.jobs import JobState
+from fractune_core.names import DEFAULT_TENANT
 
 metadata = MetaData()
 
 ENDED = [state.value for state in JobState if not state.open]
 """states of ended jobs"""
+
+_POOL = String(128)
+"""a tenant and one of its namespaces: `fractune_server.store.database.pools.pool_of`"""
+
+
+def _tenant(*, primary_key: bool = False) -> Column[str]:
+    return Column("tenant", String(32), nullable=False, server_default=DEFAULT_TENANT, primary_key=primary_key)
+
 
 _SERIAL = BigInteger().with_variant(Integer, "sqlite")
 _ID = String(64)
@@ -31,7 +42,7 @@ records = Table(
     "records",
     metadata,
     Column("seq", _SERIAL, primary_key=True, autoincrement=True),
-    Column("record_id", _ID, nullable=False, unique=True),
+    Column("record_id", _ID, nullable=False),
     Column("kind", String(16), nullable=False),
     Column("candidate_id", _ID, nullable=False),
     Column("workload_hash", _ID, nullable=False),
@@ -62,8 +73,10 @@ records = Table(
     Column("versions", JSON, nullable=False),
     Column("disturbance", JSON(none_as_null=True)),
     Column("attempts", Integer, nullable=False),
-    Column("namespace", _ID, nullable=False, server_default=""),
+    Column("namespace", _POOL, nullable=False, server_default=""),  # the pool
     Column("cpu_secs", Float),
+    _tenant(),
+    UniqueConstraint("record_id", "tenant"),
     # The scheduler's and the match's look-ups; the fastest come first without a sort.
     Index("ix_records_lookup", "workload_hash", "kind", "namespace", "share_key", "ranking_median_s"),
     Index("ix_records_job", "job", "kind"),
@@ -84,6 +97,7 @@ validation_versions = Table(
 record_counts = Table(
     "record_counts",
     metadata,
+    _tenant(primary_key=True),
     Column("share", String(64), primary_key=True),
     Column("kind", String(16), primary_key=True),
     Column("status", String(32), primary_key=True),
@@ -116,6 +130,7 @@ spaces = Table(
     Column("workload_hash", _ID, primary_key=True),
     Column("target_key", Text, primary_key=True),
     Column("exact", Boolean, primary_key=True),
+    Column("pool", _POOL, primary_key=True),
     Column("version", String(64), nullable=False),
     Column("candidates", Integer, nullable=False),
 )
@@ -123,6 +138,7 @@ spaces = Table(
 models = Table(
     "models",
     metadata,
+    _tenant(primary_key=True),
     Column("sha256", _ID, primary_key=True),
     Column("display_name", Text, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
@@ -132,6 +148,7 @@ models = Table(
 ingested = Table(
     "ingested",
     metadata,
+    _tenant(primary_key=True),
     Column("key", _ID, primary_key=True),
     Column("target", Text, nullable=False),
     Column("target_key", Text, nullable=False),
@@ -165,8 +182,11 @@ jobs = Table(
     Column("checked", JSON),
     Column("timings", JSON, nullable=False),
     Column("token", _ID, nullable=False, server_default=""),
+    _tenant(),
+    Column("shares_searches", Boolean, nullable=False, server_default=false()),
     Index("ix_jobs_state", "state"),
     Index("ix_jobs_token", "token", "created_at"),
+    Index("ix_jobs_tenant", "tenant", "seq"),
     Index("ix_jobs_model", "model"),
     sqlite_autoincrement=True,
 )
@@ -185,10 +205,24 @@ job_operators = Table(
     Column("untuned_s", JSON, nullable=False),
 )
 
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("created_at", Float, nullable=False),
+    Column("open_jobs", BigInteger),
+    Column("trials_a_day", BigInteger),
+    Column("stored_bytes", BigInteger),
+    Column("share_seconds_a_day", BigInteger),
+    Column("weight", Integer, nullable=False),
+    Column("shares_searches", Boolean, nullable=False),
+)
+
 tokens = Table(
     "tokens",
     metadata,
     Column("id", _ID, primary_key=True),
+    _tenant(),
     Column("secret_sha256", _ID, nullable=False),
     Column("name", Text, nullable=False),
     Column("scope", String(16), nullable=False),
@@ -198,6 +232,7 @@ tokens = Table(
     Column("open_jobs", BigInteger),
     Column("trials_a_day", BigInteger),
     Column("stored_bytes", BigInteger),
+    Column("share_seconds_a_day", BigInteger),
     Column("max_priority", String(8), nullable=False),
 )
 
@@ -207,7 +242,9 @@ bundles = Table(
     Column("id", _ID, primary_key=True),
     Column("size_bytes", BigInteger, nullable=False),
     Column("token", _ID, nullable=False),
+    _tenant(),
     Index("ix_bundles_token", "token"),
+    Index("ix_bundles_tenant", "tenant"),
 )
 
 pieces = Table(
@@ -227,20 +264,29 @@ pairs = Table(
     "pairs",
     metadata,
     Column("seq", _SERIAL, primary_key=True, autoincrement=True),
-    Column("pair_id", _ID, nullable=False, unique=True),
+    _tenant(),
+    Column("pair_id", _ID, nullable=False),
     Column("first_name", Text, nullable=False),
     Column("second_name", Text, nullable=False),
     Column("content", JSON, nullable=False),
+    UniqueConstraint("tenant", "pair_id"),
 )
 
 runtime_times = Table(
     "runtime_times",
     metadata,
     Column("seq", _SERIAL, primary_key=True, autoincrement=True),
-    Column("time_id", _ID, nullable=False, unique=True),
+    _tenant(),
+    Column("time_id", _ID, nullable=False),
     Column("model", _ID, nullable=False, index=True),
     Column("content", JSON, nullable=False),
+    UniqueConstraint("tenant", "time_id"),
 )
+
+COMMON = {validation_versions, workloads, roofs}
+"""facts about programs and processors, which belong to no tenant: found by their names, never listed for a tenant"""
+OF_JOBS = {job_operators, pieces}
+"""their rows belong to the tenant of their job"""
 
 rounds = Table(
     "rounds",

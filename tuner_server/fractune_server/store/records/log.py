@@ -27,12 +27,15 @@ from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.errors import BadRequest, NotFound
 from fractune_core.implementations import INEXACT, is_exact, text_of
+from fractune_core.names import DEFAULT_TENANT
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.spending import Spending, WorkCost
 from fractune_core.workloads import check_workload
 from fractune_server.store.database.database import NAMES, Database, Repository, rows_for
-from fractune_server.store.database.tables import pieces, records, workloads
-from fractune_server.store.records.record_counts import CountCache, RecordGroup, count_records, record_totals
+from fractune_server.store.database.pools import namespace_of, pool_of
+from fractune_server.store.database.tables import jobs, pieces, records, workloads
+from fractune_server.store.database.tenants import seen_pools, shares_searches
+from fractune_server.store.records.record_counts import COUNTED, CountCache, RecordGroup, count_records, record_totals
 from fractune_server.store.records.rows import RecordFilter, record_from_row, record_to_row
 from fractune_server.store.records.validated import ValidatedCache, count_change
 
@@ -52,14 +55,15 @@ def add_pieces(database: Database, connection: Connection, new: Iterable[WorkCos
 
 
 class Ledger(Repository):
-    def spent(self, jobs: Collection[str], since: float = 0.0) -> dict[str, list[Spending]]:
+    def spent(self, names: Collection[str], since: float = 0.0) -> dict[str, list[Spending]]:
         """Spending for each of these jobs by pieces of work that ended at `since` (seconds since 1970) or later.
 
         By job; those for which nothing was spent are absent.
         """
         key = pieces.c.job, pieces.c.task, pieces.c.share
         sums = func.count(), func.sum(pieces.c.worked_s), func.sum(pieces.c.cpu_s)
-        chosen = select(*key, *sums).where(pieces.c.job.in_(jobs), pieces.c.ended_at >= since)
+        chosen = select(*key, *sums).where(pieces.c.job.in_(names), pieces.c.ended_at >= since)
+        chosen = self._seen(chosen, pieces)
         found = defaultdict[str, list[Spending]](list)
         with self._database.read() as connection:
             for job, *spending in connection.execute(chosen.group_by(*key).order_by(*key)):
@@ -91,8 +95,9 @@ class LogKey:
     exact: bool = False
     """without candidates that round differently from the operator itself"""
     namespace: str = ""
+    """the pool"""
     job: str = ""
-    """only records of this job; empty = of any job of the namespace"""
+    """only records of this job; empty = of any job of the pool"""
 
     @cached_property
     def search(self) -> LogKey:
@@ -106,7 +111,7 @@ class LogKey:
         return fits and (not self.exact or is_exact(record.trace))
 
     def may_read(self, record: TuningRecord) -> bool:
-        """Whether the record is of the namespace and, if the key names a job, of this job."""
+        """Whether the record is in the pool and, if the key names a job, of this job."""
         return record.namespace == self.namespace and self.job in ("", record.job)
 
     def clauses(self, kind: Kind) -> list[ColumnElement[bool]]:
@@ -159,10 +164,11 @@ class RecordPlace:
 class TuningLog(Repository):
     """The records and their workloads in the database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, beside: TuningLog | None = None) -> None:
+        """`beside`: a log of the same database, to share its caches."""
         super().__init__(database)
-        self._validated = ValidatedCache(database)
-        self._counts = CountCache()
+        self._validated: ValidatedCache = ValidatedCache(database) if beside is None else beside._validated  # noqa: SLF001
+        self._counts: CountCache = CountCache() if beside is None else beside._counts  # noqa: SLF001
 
     # ---- writing --------------------------------------------------------------------------------
 
@@ -173,10 +179,10 @@ class TuningLog(Repository):
         """
         with self._database.write() as connection:
             add_pieces(self._database, connection, done)
-            return self._add(connection, new)
+            return self._add(connection, new, _places(connection, new))
 
     def import_all(self, found: Iterable[tuple[str, str]], new: Sequence[TuningRecord]) -> int:
-        """Commit workloads (as `add_workloads`) and records in one transaction.
+        """Commit workloads (as `add_workloads`) and records of the own tenant in one transaction.
 
         Returns the number of new records. Raises BadRequest, and imports nothing, for a record whose workload is
         neither in the log nor in `found`, and as `add_workloads`.
@@ -191,7 +197,10 @@ class TuningLog(Repository):
                     f"records/{culprit.record_id}: workload {culprit.workload_hash} is not in the log; "
                     "import it together with its workload"
                 )
-            return self._add(connection, new)
+            tenant = self._sight.own
+            shares = shares_searches(connection, tenant)
+            pools = {each.namespace: pool_of(tenant, each.namespace, shares_searches=shares) for each in new}
+            return self._add(connection, new, [(tenant, pools[each.namespace]) for each in new])
 
     def add_workloads(self, found: Sequence[tuple[str, str]]) -> None:
         """Commit workloads: hash and text. Raises BadRequest for a text that does not belong to its hash."""
@@ -213,25 +222,30 @@ class TuningLog(Repository):
         the filter and stay.
         """
         with self._database.write() as connection:
-            total = _count(connection, chosen.clauses())
-            doomed = _beyond_best(chosen, keep_best)
+            clauses = self._clauses(connection, chosen)
+            total = _count(connection, clauses)
+            doomed = _beyond_best(chosen, clauses, keep_best)
             count = connection.scalar(select(func.count()).select_from(doomed.subquery())) or 0
             if not dry_run:
                 self._delete(connection, records.c.seq.in_(doomed), validations=chosen.kind is Kind.VALIDATION)
         self._counts.forget()
         return count, total - count
 
-    def _add(self, connection: Connection, new: Sequence[TuningRecord]) -> int:
-        columns = [records.c[name] for name in RecordGroup._fields]
-        rows = [record_to_row(record) for record in new]
+    def _clauses(self, connection: Connection, chosen: RecordFilter) -> list[ColumnElement[bool]]:
+        return chosen.clauses(self._sight, seen_pools(connection, self._sight, chosen.namespace))
+
+    def _add(self, connection: Connection, new: Sequence[TuningRecord], places: Iterable[tuple[str, str]]) -> int:
+        """`places`: the tenant and the pool of each record."""
+        columns = [records.c[name] for name in COUNTED]
+        rows = [record_to_row(record, *place) for record, place in zip(new, places, strict=True)]
         added = self._database.insert_new_returning(connection, records, rows, columns)
-        count_records(self._database, connection, map(RecordGroup._make, added))
+        count_records(self._database, connection, map(tuple, added))
         count_change(self._database, connection, (r.workload_hash for r in new if r.kind is Kind.VALIDATION))
         return len(added)
 
     def _delete(self, connection: Connection, clause: ColumnElement[bool], *, validations: bool) -> None:
         """Delete validations, or trials only."""
-        deleted = delete(records).where(clause)
+        deleted = self._seen(delete(records).where(clause), records)
         if validations:
             # The rows that were really deleted: another server may have added validations since the count.
             changed = connection.scalars(deleted.returning(records.c.workload_hash)).all()
@@ -270,7 +284,7 @@ class TuningLog(Repository):
     def totals(self) -> dict[RecordGroup, int]:
         """Numbers of records that were ever added to the log."""
         with self._database.read() as connection:
-            return record_totals(connection)
+            return record_totals(connection, self._sight)
 
     def existing(self, record_ids: Iterable[str]) -> set[str]:
         """The record ids that the log holds."""
@@ -331,8 +345,10 @@ class TuningLog(Repository):
         with self._database.read() as connection:
             return dict(rows_for(connection, query, candidates))
 
-    def donors(self, key: LogKey, kind: str) -> list[Donor]:
-        """Donors among operators with `kind` in their names, including the operator's own trials at other shares."""
+    def donors(self, key: LogKey, kind: str, tenant: str = DEFAULT_TENANT) -> list[Donor]:
+        """Donors among the tenant's operators with `kind` in their names, including the operator's own trials at other
+        shares. Tenants that share a pool share what they know of equal operators, and of no others.
+        """
         columns = records.c
         query = (
             select(columns.workload_hash, columns.share_key, func.min(columns.operator), func.count())
@@ -342,6 +358,7 @@ class TuningLog(Repository):
                 columns.target_key == key.target_key,
                 columns.device_key == key.device_key,
                 columns.operator.icontains(kind, autoescape=True),
+                columns.tenant == tenant,
                 *key.readable(),
             )
             .group_by(columns.workload_hash, columns.share_key)
@@ -349,9 +366,19 @@ class TuningLog(Repository):
         with self._database.read() as connection:
             return [Donor(*row) for row in connection.execute(query)]
 
-    def validated_of(self, workload_hashes: Iterable[str], namespace: str) -> dict[str, ValidatedRecords]:
-        """Validations of many operators in the namespace, by workload hash."""
-        return self._validated.of(workload_hashes, namespace)
+    def validated_of(
+        self, workload_hashes: Iterable[str], pool: str, reader: str = DEFAULT_TENANT
+    ) -> dict[str, ValidatedRecords]:
+        """Validations of many operators in the pool, by workload hash. Those of other tenants than the `reader` have no
+        names.
+        """
+        return self._validated.of(workload_hashes, pool, reader)
+
+    def pool(self, namespace: str) -> str:
+        """The pool that the own tenant's searches of this namespace read."""
+        own = self._sight.own
+        with self._database.read() as connection:
+            return pool_of(own, namespace, shares_searches=shares_searches(connection, own))
 
     def newest(self, share: str) -> TuningRecord | None:
         """The latest record at `share`, which is text."""
@@ -362,7 +389,7 @@ class TuningLog(Repository):
         return self._last(records.c.device_key.startswith(f"{device_kind}-"))
 
     def _last(self, clause: ColumnElement[bool]) -> TuningRecord | None:
-        query = select(records).where(clause).order_by(records.c.seq.desc()).limit(1)
+        query = self._seen(select(records).where(clause), records).order_by(records.c.seq.desc()).limit(1)
         with self._database.read() as connection:
             row = connection.execute(query).mappings().first()
         return None if row is None else record_from_row(row)
@@ -371,28 +398,25 @@ class TuningLog(Repository):
         self, chosen: RecordFilter, limit: int, after: RecordPlace | None, *, fastest_first: bool
     ) -> list[tuple[RecordPlace, TuningRecord]]:
         """At most `limit` records after a place (None = from the start), fastest or newest first, with their places."""
-        query = select(records).where(*chosen.clauses())
-        if fastest_first:
-            query = query.order_by(records.c.ranking_median_s, records.c.seq)
-        else:
-            query = query.order_by(records.c.seq.desc())
-        if after is not None:
-            query = query.where(_beyond(after, fastest_first=fastest_first))
+        order = (records.c.ranking_median_s, records.c.seq) if fastest_first else (records.c.seq.desc(),)
+        beyond = [] if after is None else [_beyond(after, fastest_first=fastest_first)]
         with self._database.read() as connection:
+            query = select(records).where(*self._clauses(connection, chosen), *beyond).order_by(*order)
             rows = connection.execute(query.limit(limit)).mappings().all()
         return [(RecordPlace(row["ranking_median_s"], row["seq"]), record_from_row(row)) for row in rows]
 
     def count(self, chosen: RecordFilter) -> int:
         """The number of records that pass."""
         with self._database.read() as connection:
-            return self._counts.count(connection, chosen)
+            pools = seen_pools(connection, self._sight, chosen.namespace)
+            return self._counts.count(connection, chosen, self._sight, pools)
 
     def all(self, chosen: RecordFilter) -> Iterator[TuningRecord]:
         """All records that pass, oldest first. No transaction is open between pages."""
         last = 0
         while True:
-            query = select(records).where(*chosen.clauses(), records.c.seq > last)
             with self._database.read() as connection:
+                query = select(records).where(*self._clauses(connection, chosen), records.c.seq > last)
                 rows = connection.execute(query.order_by(records.c.seq).limit(_PAGE)).mappings().all()
             if not rows:
                 return
@@ -410,13 +434,22 @@ def _count(connection: Connection, clauses: list[ColumnElement[bool]]) -> int:
     return connection.scalar(select(func.count()).select_from(records).where(*clauses)) or 0
 
 
-def _beyond_best(chosen: RecordFilter, keep_best: int) -> Select[Any]:
+def _places(connection: Connection, new: Sequence[TuningRecord]) -> list[tuple[str, str]]:
+    """The tenant and the pool of each record, by its job. A worker's word for it is not needed."""
+    known = select(jobs.c.id, jobs.c.tenant, jobs.c.shares_searches).where(jobs.c.id.in_(NAMES))
+    owners = {job: (tenant, shares) for job, tenant, shares in rows_for(connection, known, {each.job for each in new})}
+    places = []
+    for each in new:
+        tenant, shares = owners.get(each.job, (DEFAULT_TENANT, False))
+        places.append((tenant, pool_of(tenant, namespace_of(each.namespace), shares_searches=shares)))
+    return places
+
+
+def _beyond_best(chosen: RecordFilter, clauses: list[ColumnElement[bool]], keep_best: int) -> Select[Any]:
     """Numbers of the rows that pass the filter and are not among the best."""
     columns = records.c
-    identity = (columns.workload_hash, columns.target_key, columns.device_key, columns.share_key)
+    identity = (columns.tenant, columns.workload_hash, columns.target_key, columns.device_key, columns.share_key)
     place = func.row_number().over(partition_by=identity, order_by=(columns.ranking_median_s, columns.seq))
-    clauses = chosen.clauses()
-    if chosen.kind is None:
-        clauses.append(columns.kind == Kind.TRIAL.value)
-    ranked = select(columns.seq, place.label("place")).where(and_(*clauses)).subquery()
+    trials = [columns.kind == Kind.TRIAL.value] if chosen.kind is None else []
+    ranked = select(columns.seq, place.label("place")).where(and_(*clauses, *trials)).subquery()
     return select(ranked.c.seq).where(ranked.c.place > keep_best)

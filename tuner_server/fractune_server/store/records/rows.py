@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
-from sqlalchemy import JSON, Column, ColumnElement, Connection, RowMapping, Text, cast, or_, select
+from sqlalchemy import JSON, Column, ColumnElement, Connection, RowMapping, Text, case, cast, or_, select
 
 from fractune_core.codec.messages import END_OF_TIME_S, fits
 from fractune_core.codec.plain_json import from_json, read_json
@@ -21,6 +21,8 @@ from fractune_core.shares import GrantedShare, Share
 from fractune_core.target_attributes import read_attributes
 from fractune_core.workloads import is_workload_hash
 from fractune_server.store.database.database import as_dict
+from fractune_server.store.database.pools import namespace_of
+from fractune_server.store.database.sight import Sight
 from fractune_server.store.database.tables import job_operators, jobs, records
 
 
@@ -39,14 +41,13 @@ class RecordFilter:
     job: str = ""
     namespace: str = ""
 
-    def clauses(self) -> list[ColumnElement[bool]]:
+    def clauses(self, sight: Sight, pools: Collection[str]) -> list[ColumnElement[bool]]:
+        """`pools`: those that the tenants of the `sight` have for the namespace."""
         columns = records.c
-        found_by_others = self.model or self.share or self.job
-        found: list[ColumnElement[bool]] = [
-            within(self.namespace) if found_by_others else columns.namespace == self.namespace,
-        ]
+        found_by_others = bool(self.model or self.share or self.job)
+        found = [*sight.conditions(records), within(pools, by_index=not found_by_others)]
         if self.model:
-            found.append(columns.workload_hash.in_(self._workloads_of_model()))
+            found.append(columns.workload_hash.in_(self._workloads_of_model(sight)))
         if self.operator:
             named = columns.operator.icontains(self.operator, autoescape=True)
             found.append(or_(columns.workload_hash == self.operator, named))
@@ -60,19 +61,20 @@ class RecordFilter:
             found.append(columns.job == self.job)
         return found
 
-    def _workloads_of_model(self) -> ColumnElement[str]:
+    def _workloads_of_model(self, sight: Sight) -> ColumnElement[str]:
         named = jobs.c.model_name.icontains(self.model, autoescape=True)
-        chosen = select(jobs.c.id).where(or_(jobs.c.model == self.model, named))
+        chosen = select(jobs.c.id).where(or_(jobs.c.model == self.model, named), *sight.conditions(jobs))
         return select(job_operators.c.workload_hash).where(job_operators.c.job.in_(chosen)).scalar_subquery()
 
 
-def within(namespace: str) -> ColumnElement[bool]:
-    """Whether a record is of the namespace, if another index is more selective.
+def within(pools: Collection[str], *, by_index: bool) -> ColumnElement[bool]:
+    """Whether a record is in one of the pools. Not `by_index`, if another index is more selective.
 
-    The expression hides the column: otherwise SQLite would choose an index that begins with the namespace, and read all
+    The expression hides the column then: otherwise SQLite would choose an index that begins with the pool, and read all
     of it.
     """
-    return records.c.namespace.concat("") == namespace
+    column = records.c.namespace if by_index else records.c.namespace.concat("")
+    return column == next(iter(pools)) if len(pools) == 1 else column.in_(pools)
 
 
 _LONGEST = 64
@@ -126,7 +128,8 @@ def _faults(record: TuningRecord) -> Iterator[str]:
     """One clause for each fault that a reader of the log would stumble over."""
     if not record.device.kind or not record.device.isa or record.device.units < 1:
         yield "device lacks its kind, isa or units"
-    names = (record.record_id, record.candidate_id, record.workload_hash, record.share, record.job, record.namespace)
+    namespace = namespace_of(record.namespace)
+    names = (record.record_id, record.candidate_id, record.workload_hash, record.share, record.job, namespace)
     if any(len(name) > _LONGEST for name in names):
         yield f"one of its names is longer than {_LONGEST} characters"
     if not fits(record, pb.Record, measure_time=None):
@@ -183,13 +186,18 @@ def _is_json(text: str) -> bool:
 
 _PAGE = 500
 
+_NAMES = (records.c.operator, records.c.job, records.c.worker)
+"""columns that tell who measured, and for which model"""
+
 _OWN = ("record_id", "run_secs", "cpu_secs", "anchor_ratio", "measured_at", "build_secs", "max_error", "disturbance")
 """fields that hardly ever are the same in two records"""
 
 
-def record_to_row(record: TuningRecord) -> dict[str, Any]:
+def record_to_row(record: TuningRecord, tenant: str, pool: str) -> dict[str, Any]:
     return {
         **record.to_json(),
+        "tenant": tenant,
+        "namespace": pool,
         "device_key": record.device.key,
         "share_key": record.granted.key,
         "ranking_median_s": record.choosing_s,
@@ -203,10 +211,17 @@ def record_from_row(row: RowMapping) -> TuningRecord:
 class RecordReader:
     """Reads many records at once; what they have in common is parsed once and held once."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: str = "") -> None:
+        """With `reader`, a tenant, the records of other tenants have no names."""
         kinds = get_type_hints(TuningRecord)
         columns = [records.c[field.name] for field in fields(TuningRecord)]
-        self._query = select(*(cast(each, Text) if isinstance(each.type, JSON) else each for each in columns))
+        shown: list[ColumnElement[Any]] = [
+            cast(each, Text) if isinstance(each.type, JSON) else each for each in columns
+        ]
+        if reader:
+            hidden = {column.name: case((records.c.tenant == reader, column), else_="") for column in _NAMES}
+            shown = [hidden.get(column.name, each) for column, each in zip(columns, shown, strict=True)]
+        self._query = select(*shown)
         self._parsers = [_parser(column, kinds[column.name]) for column in columns]
 
     def read(self, connection: Connection, *clauses: ColumnElement[bool]) -> Iterator[TuningRecord]:

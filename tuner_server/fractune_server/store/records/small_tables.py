@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import fields
+from typing import Any
 
 from sqlalchemy import ColumnElement, and_, bindparam, case, or_, select
 
@@ -20,13 +21,14 @@ class PairStore(Repository):
     def add(self, pair: MeasuredPair) -> bool:
         """False if it is there already, and stays as it was."""
         first, second = (each.model_name for each in pair.models)
-        row = {"pair_id": pair.pair_id, "first_name": first, "second_name": second, "content": pair.to_json()}
+        row: dict[str, Any] = {"first_name": first, "second_name": second, "content": pair.to_json()}
+        row |= {"tenant": self._sight.own, "pair_id": pair.pair_id}
         with self._database.write() as connection:
             return bool(self._database.insert_new_returning(connection, pairs, [row], [pairs.c.seq]))
 
     def newest(self, most: int, model_name: str = "") -> list[MeasuredPair]:
         """At most so many, the newest first; with `model_name` only pairs with a model of this name."""
-        query = select(pairs.c.content).order_by(pairs.c.seq.desc()).limit(most)
+        query = self._seen(select(pairs.c.content), pairs).order_by(pairs.c.seq.desc()).limit(most)
         if model_name:
             query = query.where(or_(pairs.c.first_name == model_name, pairs.c.second_name == model_name))
         with self._database.read() as connection:
@@ -38,13 +40,15 @@ class RuntimeTimeStore(Repository):
         """The number of those that were not there; the others stay as they were."""
         if not times:
             return 0
-        rows = [{"time_id": each.time_id, "model": each.model, "content": each.to_json()} for each in times]
+        own = {"tenant": self._sight.own}
+        rows = [{**own, "time_id": each.time_id, "model": each.model, "content": each.to_json()} for each in times]
         with self._database.write() as connection:
             return len(self._database.insert_new_returning(connection, runtime_times, rows, [runtime_times.c.seq]))
 
     def newest(self, most: int, model: str = "") -> list[RuntimeTime]:
         """At most so many, the newest first; with `model`, a SHA-256, only those of this model."""
-        query = select(runtime_times.c.content).order_by(runtime_times.c.seq.desc()).limit(most)
+        query = self._seen(select(runtime_times.c.content), runtime_times)
+        query = query.order_by(runtime_times.c.seq.desc()).limit(most)
         if model:
             query = query.where(runtime_times.c.model == model)
         with self._database.read() as connection:
@@ -63,17 +67,19 @@ class SpaceStore(Repository):
     def add(self, key: LogKey, candidates: int) -> None:
         """Note that the space has this many candidates, or as many as this version has found before."""
         named = {"workload_hash": key.workload_hash, "target_key": key.target_key, "exact": key.exact}
+        named |= {"pool": key.namespace}
         row = self._database.insert(spaces).values(**named, version=_VERSION, candidates=candidates)
         is_known = and_(spaces.c.version == _VERSION, spaces.c.candidates > candidates)
         larger = {"version": _VERSION, "candidates": case((is_known, spaces.c.candidates), else_=candidates)}
         with self._database.write() as connection:
             connection.execute(row.on_conflict_do_update(index_elements=list(named), set_=larger))
 
-    def of(self, target_key: str, workload_hashes: Collection[str], *, exact: bool) -> dict[str, int]:
+    def of(self, target_key: str, workload_hashes: Collection[str], pool: str = "", *, exact: bool) -> dict[str, int]:
         """Number of candidates by workload hash, of the exhausted spaces."""
         query = select(spaces.c.workload_hash, spaces.c.candidates).where(
             spaces.c.target_key == target_key,
             spaces.c.exact == exact,
+            spaces.c.pool == pool,
             spaces.c.version == _VERSION,
             spaces.c.workload_hash.in_(NAMES),
         )

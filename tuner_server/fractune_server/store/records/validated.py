@@ -1,4 +1,4 @@
-"""A cache of ValidatedRecords, by operator and namespace.
+"""A cache of ValidatedRecords, by operator and pool.
 
 A row of `validation_versions` counts the changes of an operator's validations. Every transaction that adds or deletes
 validations also increases the count, in any process. Validations that were read at the current count are therefore up
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select
 
 from fractune_core.analysis.validated import ValidatedRecords
+from fractune_core.names import DEFAULT_TENANT
 from fractune_core.records import Kind, TuningRecord
 from fractune_server.store.database.database import NAMES, Database, parts, rows_for
+from fractune_server.store.database.pools import SHARED
 from fractune_server.store.database.tables import records, validation_versions
 from fractune_server.store.records.rows import RecordReader
 
@@ -32,8 +34,8 @@ _VERSIONS = select(validation_versions.c.workload_hash, validation_versions.c.ve
 """made once: building a statement takes longer than running it"""
 
 
-_Key = tuple[str, str]
-"""workload hash and namespace"""
+_Key = tuple[str, str, str]
+"""workload hash, pool and reader"""
 
 
 @dataclass(frozen=True)
@@ -54,25 +56,31 @@ class ValidatedCache:
         """the most recently used entry at the end"""
         self.kept_bytes = 0
 
-    def of(self, workload_hashes: Iterable[str], namespace: str) -> dict[str, ValidatedRecords]:
-        """All validations of these operators in the namespace; an operator without any has an empty entry."""
+    def of(
+        self, workload_hashes: Iterable[str], pool: str, reader: str = DEFAULT_TENANT
+    ) -> dict[str, ValidatedRecords]:
+        """All validations of these operators in the pool; an operator without any has an empty entry. Those of tenants
+        that share the pool with the `reader` have their times and schedules, and no names.
+        """
+        reader = reader if pool == SHARED else ""
         wanted = list(dict.fromkeys(workload_hashes))
         with self._database.read() as connection:
             versions = _versions(connection, wanted)
-            found = self._current(versions, namespace)
+            found = self._current(versions, pool, reader)
             missing = [name for name in wanted if name not in found]
             # After the counts: validations that change in between are cached under the old count, and read again.
-            read = _read(connection, missing, namespace) if missing else {}
-        self._keep({(name, namespace): _Kept(versions[name], each, _size(each)) for name, each in read.items()})
+            read = _read(connection, missing, pool, reader) if missing else {}
+        self._keep({(name, pool, reader): _Kept(versions[name], each, _size(each)) for name, each in read.items()})
         return {name: found[name] if name in found else read[name] for name in wanted}
 
-    def _current(self, versions: dict[str, int], namespace: str) -> dict[str, ValidatedRecords]:
+    def _current(self, versions: dict[str, int], pool: str, reader: str) -> dict[str, ValidatedRecords]:
         with self._lock:
             found = {}
             for name, version in versions.items():
-                kept = self._kept.get((name, namespace))
+                key = (name, pool, reader)
+                kept = self._kept.get(key)
                 if kept is not None and kept.version == version:
-                    self._kept[name, namespace] = self._kept.pop((name, namespace))
+                    self._kept[key] = self._kept.pop(key)
                     found[name] = kept.validated
             return found
 
@@ -108,16 +116,18 @@ def _versions(connection: Connection, workload_hashes: Sequence[str]) -> dict[st
     return dict.fromkeys(workload_hashes, 0) | found
 
 
-def _read(connection: Connection, workload_hashes: Sequence[str], namespace: str) -> dict[str, ValidatedRecords]:
+def _read(
+    connection: Connection, workload_hashes: Sequence[str], pool: str, reader: str
+) -> dict[str, ValidatedRecords]:
     found: dict[str, list[TuningRecord]] = {name: [] for name in workload_hashes}
-    reader = RecordReader()
+    rows = RecordReader(reader)
     for part in parts(workload_hashes):
         clauses = (
             records.c.workload_hash.in_(part),
             records.c.kind == Kind.VALIDATION.value,
-            records.c.namespace == namespace,
+            records.c.namespace == pool,
         )
-        for record in reader.read(connection, *clauses):
+        for record in rows.read(connection, *clauses):
             found[record.workload_hash].append(record)
     return {name: ValidatedRecords(tuple(validations)) for name, validations in found.items()}
 

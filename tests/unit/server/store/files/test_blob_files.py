@@ -20,7 +20,8 @@ from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, VALIDATION_POLICY, Status, TimingPolicy, TuningRecord, with_cache
 from fractune_core.served import Served, ServiceGoal
-from fractune_server.services.paging import page_size, read_token, write_token
+from fractune_server.access.authenticator import ANYBODY, set_caller
+from fractune_server.services.paging import PageTokens, page_size
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.records.rows import check_record
 from tests.support.client_samples import bundle_bytes
@@ -135,14 +136,16 @@ def test_names_and_pages() -> None:
     assert page_size(5000, default=50) == 1000
     with pytest.raises(BadRequest):
         page_size(-1, default=50)
-    assert read_token(write_token([1.5, 2]), length=2) == [1.5, 2]
-    assert read_token("", length=1) is None
-    assert read_token(write_token([math.inf, 2]), length=2) == [math.inf, 2]  # the time of a failure
+    set_caller(ANYBODY)
+    tokens = PageTokens(b"secret")
+    assert tokens.read(tokens.write([1.5, 2]), length=2) == [1.5, 2]
+    assert tokens.read("", length=1) is None
+    assert tokens.read(tokens.write([math.inf, 2]), length=2) == [math.inf, 2]  # the time of a failure
     nested = base64.urlsafe_b64encode(b"[" * 100_000).decode()
     numbers = ([math.nan, 1], [1, 0.5], [1, math.inf], [1, 2**63], [1, -1], [10**400, 1])
-    for wrong in ("garbage!", write_token([1]), "é", "\ud800", nested, *(write_token(each) for each in numbers)):
+    for wrong in ("garbage!", tokens.write([1]), "é", "\ud800", nested, *(tokens.write(each) for each in numbers)):
         with pytest.raises(BadRequest, match="page_token"):
-            read_token(wrong, length=2)
+            tokens.read(wrong, length=2)
 
 
 def test_a_bundle_is_told_how_fast_the_whole_model_is(tmp_path: Path) -> None:

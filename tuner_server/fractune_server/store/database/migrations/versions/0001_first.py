@@ -12,13 +12,18 @@ depends_on = None
 
 _SERIAL = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 _ID = sa.String(64)
+_POOL = sa.String(128)
+
+
+def _tenant(*, primary_key: bool = False) -> sa.Column[str]:
+    return sa.Column("tenant", sa.String(32), nullable=False, server_default="default", primary_key=primary_key)
 
 
 def upgrade() -> None:
     op.create_table(
         "records",
         sa.Column("seq", _SERIAL, primary_key=True, autoincrement=True),
-        sa.Column("record_id", _ID, nullable=False, unique=True),
+        sa.Column("record_id", _ID, nullable=False),
         sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("candidate_id", _ID, nullable=False),
         sa.Column("workload_hash", _ID, nullable=False),
@@ -48,8 +53,10 @@ def upgrade() -> None:
         sa.Column("throttled_ns", sa.JSON, nullable=False, server_default="{}"),
         sa.Column("disturbance", sa.JSON(none_as_null=True)),
         sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
-        sa.Column("namespace", _ID, nullable=False, server_default=""),
+        sa.Column("namespace", _POOL, nullable=False, server_default=""),
         sa.Column("cpu_secs", sa.Float),
+        _tenant(),
+        sa.UniqueConstraint("record_id", "tenant"),
         sqlite_autoincrement=True,
     )
     lookup = ["workload_hash", "kind", "namespace", "share_key", "ranking_median_s"]
@@ -65,6 +72,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "record_counts",
+        _tenant(primary_key=True),
         sa.Column("share", sa.String(64), primary_key=True),
         sa.Column("kind", sa.String(16), primary_key=True),
         sa.Column("status", sa.String(32), primary_key=True),
@@ -91,11 +99,13 @@ def upgrade() -> None:
         sa.Column("workload_hash", _ID, primary_key=True),
         sa.Column("target_key", sa.Text, primary_key=True),
         sa.Column("exact", sa.Boolean, primary_key=True),
+        sa.Column("pool", _POOL, primary_key=True),
         sa.Column("version", sa.String(64), nullable=False),
         sa.Column("candidates", sa.Integer, nullable=False),
     )
     op.create_table(
         "models",
+        _tenant(primary_key=True),
         sa.Column("sha256", _ID, primary_key=True),
         sa.Column("display_name", sa.Text, nullable=False),
         sa.Column("size_bytes", sa.BigInteger, nullable=False),
@@ -103,6 +113,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "ingested",
+        _tenant(primary_key=True),
         sa.Column("key", _ID, primary_key=True),
         sa.Column("target", sa.Text, nullable=False),
         sa.Column("target_key", sa.Text, nullable=False),
@@ -134,10 +145,13 @@ def upgrade() -> None:
         sa.Column("checked", sa.JSON),
         sa.Column("timings", sa.JSON, nullable=False),
         sa.Column("token", _ID, nullable=False, server_default=""),
+        _tenant(),
+        sa.Column("shares_searches", sa.Boolean, nullable=False, server_default=sa.false()),
         sqlite_autoincrement=True,
     )
     op.create_index("ix_jobs_state", "jobs", ["state"])
     op.create_index("ix_jobs_token", "jobs", ["token", "created_at"])
+    op.create_index("ix_jobs_tenant", "jobs", ["tenant", "seq"])
     op.create_index("ix_jobs_model", "jobs", ["model"])
     op.create_table(
         "job_operators",
@@ -152,8 +166,20 @@ def upgrade() -> None:
         sa.Column("untuned_s", sa.JSON, nullable=False),
     )
     op.create_table(
+        "tenants",
+        sa.Column("name", sa.String(32), primary_key=True),
+        sa.Column("created_at", sa.Float, nullable=False),
+        sa.Column("open_jobs", sa.BigInteger),
+        sa.Column("trials_a_day", sa.BigInteger),
+        sa.Column("stored_bytes", sa.BigInteger),
+        sa.Column("share_seconds_a_day", sa.BigInteger),
+        sa.Column("weight", sa.Integer, nullable=False),
+        sa.Column("shares_searches", sa.Boolean, nullable=False),
+    )
+    op.create_table(
         "tokens",
         sa.Column("id", _ID, primary_key=True),
+        _tenant(),
         sa.Column("secret_sha256", _ID, nullable=False),
         sa.Column("name", sa.Text, nullable=False),
         sa.Column("scope", sa.String(16), nullable=False),
@@ -163,6 +189,7 @@ def upgrade() -> None:
         sa.Column("open_jobs", sa.BigInteger),
         sa.Column("trials_a_day", sa.BigInteger),
         sa.Column("stored_bytes", sa.BigInteger),
+        sa.Column("share_seconds_a_day", sa.BigInteger),
         sa.Column("max_priority", sa.String(8), nullable=False, server_default="high"),
     )
     op.create_table(
@@ -170,8 +197,10 @@ def upgrade() -> None:
         sa.Column("id", _ID, primary_key=True),
         sa.Column("size_bytes", sa.BigInteger, nullable=False),
         sa.Column("token", _ID, nullable=False),
+        _tenant(),
     )
     op.create_index("ix_bundles_token", "bundles", ["token"])
+    op.create_index("ix_bundles_tenant", "bundles", ["tenant"])
     op.create_table(
         "pieces",
         sa.Column("work_id", sa.String(128), primary_key=True),
@@ -186,17 +215,21 @@ def upgrade() -> None:
     op.create_table(
         "pairs",
         sa.Column("seq", _SERIAL, primary_key=True, autoincrement=True),
-        sa.Column("pair_id", _ID, nullable=False, unique=True),
+        _tenant(),
+        sa.Column("pair_id", _ID, nullable=False),
         sa.Column("first_name", sa.Text, nullable=False),
         sa.Column("second_name", sa.Text, nullable=False),
         sa.Column("content", sa.JSON, nullable=False),
+        sa.UniqueConstraint("tenant", "pair_id"),
     )
     op.create_table(
         "runtime_times",
         sa.Column("seq", _SERIAL, primary_key=True, autoincrement=True),
-        sa.Column("time_id", _ID, nullable=False, unique=True),
+        _tenant(),
+        sa.Column("time_id", _ID, nullable=False),
         sa.Column("model", _ID, nullable=False),
         sa.Column("content", sa.JSON, nullable=False),
+        sa.UniqueConstraint("tenant", "time_id"),
     )
     op.create_index("ix_runtime_times_model", "runtime_times", ["model"])
     op.create_table(
