@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup setup-triton gpu-packs demo test test-long unit lint docs format stubs lock bench compose-test release-check clean
+.PHONY: help setup setup-triton gpu-packs demo test test-long unit lint docs format stubs lock bench runtime-wheel compose-test release-check clean
 
 help:
 	@echo "make setup          fill $(VENV) from locks/dev.lock"
@@ -19,6 +19,7 @@ help:
 	@echo "make stubs          Python code from protos/"
 	@echo "make lock           locks/ from pyproject.toml"
 	@echo "make bench          benchmarks/"
+	@echo "make runtime-wheel  the wheel of fractune-runtime, for serving, into dist"
 	@echo "make gpu-packs      what scripts/gpu_day carries to a lent GPU, into build/gpu-day"
 	@echo "make compose-test   the containers, for real (podman, root)"
 	@echo "make release-check  version, changelog and built files agree"
@@ -78,6 +79,9 @@ lock:
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+runtime-wheel: setup
+	$(BIN)/python scripts/runtime_wheel
 
 gpu-packs: setup
 	scripts/gpu_day pack --carried build/gpu-day

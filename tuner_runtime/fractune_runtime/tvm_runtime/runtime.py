@@ -28,6 +28,7 @@ _LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
 """the second holds sorting and random numbers, which some models call"""
 _CUDA_LIBRARY = "libtvm_runtime_cuda.so"
 _COMPILER = "libtvm_compiler.so"
+_INSTALL = "install 'fractune[run]', or 'fractune-runtime'"
 _HUGE_PAGE_BYTES = 1 << 21
 CPU = (1, 0)
 """a device in the numbers of TVM and DLPack: its kind and its index"""
@@ -45,7 +46,7 @@ def _load_libraries() -> None:
     try:
         import tvm_ffi_orcjit  # noqa: F401  registers the loader of object files
     except ImportError as error:
-        raise FractuneError(f"running a bundle needs TVM ({error}); install 'fractune[run]'") from error
+        raise FractuneError(f"running a bundle needs TVM ({error}); {_INSTALL}") from error
     os.environ.setdefault(thread_pool.SPIN_COUNT, thread_pool.SPIN_YIELDS)
     for name in _LIBRARIES:
         try:
@@ -68,12 +69,16 @@ def load_cuda_runtime() -> None:
             ) from error
 
 
+@functools.cache
 def _library_folder() -> Path:
-    """The folder of the libraries in TVM's wheel; the package itself is not imported."""
-    spec = importlib.util.find_spec("tvm")
-    if spec is None or not spec.submodule_search_locations:
-        raise FractuneError("running a bundle needs TVM; install 'fractune[run]'")
-    return Path(spec.submodule_search_locations[0]) / "lib"
+    """The folder of the libraries in TVM's wheel, whose package is not imported, else in that of `fractune-runtime`.
+    TVM's compiler is linked with the libraries beside it.
+    """
+    for package, folder in (("tvm", "lib"), ("fractune_runtime_files", "tvm")):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.submodule_search_locations:
+            return Path(next(iter(spec.submodule_search_locations))) / folder
+    raise FractuneError(f"running a bundle needs TVM; {_INSTALL}")
 
 
 def runtime_library() -> str:

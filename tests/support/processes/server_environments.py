@@ -1,0 +1,49 @@
+"""Virtual environments of the servers that people have, filled by pip: made once, and kept in build/ for later runs.
+
+They need the package index, and some 100 MB each. A test is skipped where pip reaches no index.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import REPOSITORY
+from tests.support.processes.clean_environments import Environment
+
+PACKAGES = {
+    "kserve": ("kserve==0.21.0", "tritonclient[grpc,http]==2.73.0"),
+    "mlserver": ("mlserver==1.7.1",),
+    "ray": ("ray[serve]==2.60.0",),
+    "litserve": ("litserve==0.2.19", "fastapi==0.165.0", "uvicorn==0.54.0", "prometheus-client==0.26.0"),
+}
+"""by the environment's name; ONNX Runtime is in each for `python -m benchmarks.servers`"""
+_FOLDER = REPOSITORY / "build" / "servers"
+
+
+def server_environment(name: str, wheel: Path) -> Environment:
+    """The environment with these packages, and this wheel of `fractune-runtime` beside them."""
+    wanted = [*PACKAGES[name], "onnxruntime==1.31.1"]
+    folder = _FOLDER / f"{name}-{hashlib.sha256(' '.join(wanted).encode()).hexdigest()[:8]}"
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    environment = Environment(folder)
+    with (_FOLDER / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "ready").exists():
+            venv.create(folder, clear=True, with_pip=True)
+            _pip(environment, *wanted)
+            (folder / "ready").touch()
+        _pip(environment, "--force-reinstall", "--no-deps", str(wheel))
+        _pip(environment, str(wheel))
+    return environment
+
+
+def _pip(environment: Environment, *args: str) -> None:
+    ended = environment.run_python("-m", "pip", "install", "-q", "--disable-pip-version-check", *args)
+    if "Could not find a version" in ended.stderr or "No matching distribution" in ended.stderr:
+        pytest.skip(f"pip does not get {' '.join(args)} here")
+    assert ended.returncode == 0, ended.stderr
