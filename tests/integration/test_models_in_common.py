@@ -14,11 +14,12 @@ from tests.support.processes.fleet_processes import fleet_of_processes
 from tests.support.processes.redis_process import running_redis
 
 pytestmark = [pytest.mark.long, pytest.mark.alone]
-MODELS = range(8)
+MODELS = (0, 1, 4, 7)
+"""operators before the shared ones: TVM counts names on by each; a unit test tries every pair of other models"""
 WORKERS = [("--role", role) for role in ("compile", "tune", "build")]
 
 
-@pytest.mark.parametrize("first", MODELS)
+@pytest.mark.parametrize("first", [MODELS[0], MODELS[-1]])
 def test_each_model_is_tuned_after_each_other(tmp_path: Path, first: int) -> None:
     measurer = ("--role", "measure", "--share", "cpu:1")
     with running_redis() as url, fleet_of_processes(url, tmp_path, *WORKERS, measurer) as address:

@@ -29,9 +29,9 @@ from tests.support.executing.run import outputs_of
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
-CANDIDATES, FAULTY = 24, 6
+CANDIDATES, FAULTY = 12, 6
 _TVM_FAILS = "InternalError: "
-"""TVM refuses to lower some candidates, such as 10 of 24 of a mean: a failed build, which a search learns from."""
+"""TVM refuses to lower some candidates, such as a quarter of those of a mean: a search learns from a failed build."""
 _CHILD = "tests.support.executing.child"
 MOST_ERROR = {"float16": 2.0**-10, "float32": 2e-6, "int8": 0.0}
 """relative to the largest output: of one rounding, or of additions in another order"""

@@ -1,6 +1,5 @@
 // CUDA C as TVM writes it, for a C++ compiler of the processor. `executor.cc` runs the threads.
 #pragma once
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
