@@ -2,8 +2,8 @@
 
 By default ONNX Runtime's products of unsigned by signed bytes saturate where the processor has no VNNI. Products with
 weights of 4 bits round their data to 8 bits: behind a DequantizeLinear always, in a MatMulNBits if the node has
-`accuracy_level=4`. Then the outputs are not those of the model. An exact session computes all these products as they
-are defined.
+`accuracy_level=4`. An exact session computes all these products as they are defined, so it rounds in the last case
+alone: the model allows it there, and a bundle rounds too.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ _QUANTIZING = (
 _OP_TYPE = 0x22
 """The field `op_type` of a node, as protobuf writes it: this byte, the length, the name"""
 _OPERATORS = re.compile(b"|".join(re.escape(bytes([_OP_TYPE, len(name)]) + name.encode()) for name in _QUANTIZING))
-_ROUNDING = re.compile(rb"(\x0a\x0eaccuracy_level\x18)[\x02-\x04]")
-"""The attribute of a MatMulNBits that lets it round its data, as protobuf writes it: name and number. No setting of a
-session overrides it."""
+_ROUNDING = re.compile(rb"(\x0a\x0eaccuracy_level\x18)[\x02\x03]")
+"""The attribute of a MatMulNBits that lets it compute in half precision, as protobuf writes it: name and number. No
+setting of a session overrides it."""
 TYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's names that differ from ours"""
 
@@ -383,7 +383,7 @@ def _unloaded(name: str, runtime: str, why: str) -> BadModel:
 
 
 def _without_rounding(model: Path | bytes) -> Path | bytes:
-    """The file for a session in which every MatMulNBits computes in float32: as given, or its bytes if they differ."""
+    """The file for a session without products in half precision: as given, or its bytes if they differ."""
     held = model.read_bytes() if isinstance(model, Path) else model
     data, changed = _ROUNDING.subn(lambda found: found[1] + b"\x01", held)
     return data if changed else model

@@ -41,6 +41,7 @@ from fractune_workers.children.compiling.cache_in_place import with_entry_for_ca
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
 from fractune_workers.children.importing.passes import is_scheduled
 from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions
+from fractune_workers.children.tvm_api.byte_products import with_byte_products
 from fractune_workers.children.tvm_api.compiled import written
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
 from fractune_workers.children.tvm_api.parallel_modes import build_library
@@ -251,7 +252,7 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
         if for_gpu:
             mod = with_planned_workspaces(mod, target)
         else:
-            mod = with_entry_for_caches(with_product_prefetches(mod))
+            mod = with_entry_for_caches(with_product_prefetches(with_byte_products(mod, target)))
             if (planned := in_arena(mod)) is not None:
                 return planned
         return with_parameters(mod, tvm.transform.Sequential(pipeline.finalize_passes(target))(mod))

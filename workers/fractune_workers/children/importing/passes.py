@@ -57,7 +57,7 @@ from fractune_workers.children.rewriting.simplifying.simplify import simplify
 from fractune_workers.children.rewriting.widened import HALVES
 from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
-from fractune_workers.children.tvm_api.target import VectorUnit, vector_unit
+from fractune_workers.children.tvm_api.target import VectorUnit, needed_features, vector_unit
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 
 _PREFIX = "relax."
@@ -175,7 +175,7 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
         [binding.value for each in relax_functions(mod).values() for binding in bindings_of(each)], unit
     )
     dots = dot_products(target) if lanes == unit.lanes else []
-    planner = Planner(mod.clone(), rules, elementwise.part, lanes, implementation, dots)
+    planner = Planner(mod.clone(), rules, elementwise.part, lanes, implementation, dots, needed_features(target))
     tidy = [relax.transform.EliminateCommonSubexpr(), relax.transform.DeadCodeElimination()]
     return tvm.transform.Sequential(tidy)(with_vectors(rewritten(mod, planner), target))
 

@@ -2,7 +2,8 @@
 
 The importer emits a plain kernel, which unpacks each weight where it multiplies it. Layout planning puts a kernel of
 vectors in its place, and packs constant weights for it. Computed weights, data of other types than float32, and GPUs
-keep the plain kernel.
+keep the plain kernel. Where a model allows it (`accuracy_level` 4), and the target has instructions for products of
+bytes, the data is rounded to bytes.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import numpy as np
 import tvm_ffi
 from tvm import relax, te, tirx
 
-from fractune_workers.children.layouts.kernels.four_bits import Product, laid_out, packed, tiling_for, vector_kernel
+from fractune_workers.children.layouts.kernels import four_bits as exact
+from fractune_workers.children.layouts.kernels import rounded_data
+from fractune_workers.children.layouts.kernels.four_bits import Product, laid_out
 from fractune_workers.children.layouts.planner import Array, Planner
 from fractune_workers.children.rewriting.expressions import shape_of
+from fractune_workers.children.tvm_api.byte_products import multiplies_bytes
 from fractune_workers.children.tvm_api.target import VectorUnit
 
 BITS, PER_BYTE = 4, 2
@@ -29,13 +33,19 @@ _FLOAT, _BYTE = "float32", "uint8"
 _FLOATS = frozenset({"float16", "float32", "float64"})
 _DATA, _WEIGHTS, _SCALES, _ZEROS = range(4)
 _RANKS = [2, 3, 1, 1]
+_ROUNDS = "fractune.rounds"
+"""Attribute of the plain kernel: data may be rounded to bytes, block by block"""
 
 
-def four_bit_product(builder: relax.BlockBuilder, operands: Sequence[relax.Expr], bits: int = BITS) -> relax.Expr:
+def four_bit_product(
+    builder: relax.BlockBuilder, operands: Sequence[relax.Expr], bits: int = BITS, *, rounds: bool = False
+) -> relax.Expr:
     """Data (M, K) times weights (N, blocks of K, bytes of a block), the lowest bits of a byte first. Scales are (N *
-    blocks). Zero points are numbers like the scales, packed bytes (N * bytes of a column), or left out.
+    blocks). Zero points are numbers like the scales, packed bytes (N * bytes of a column), or left out. `rounds`: the
+    data may be rounded to bytes.
     """
-    function = _plain_kernel([shape_of(each) for each in operands], [str(each.ty.dtype) for each in operands], bits)
+    shapes, dtypes = [shape_of(each) for each in operands], [str(each.ty.dtype) for each in operands]
+    function = _plain_kernel(shapes, dtypes, bits, rounds=rounds)
     rows, columns = shape_of(operands[_DATA])[0], shape_of(operands[_WEIGHTS])[0]
     made = relax.TensorType((rows, columns), operands[_DATA].ty.dtype)
     return relax.call_tir(builder.add_func(function, _name(bits)), relax.Tuple(list(operands)), made)
@@ -50,7 +60,9 @@ def _name(bits: int) -> str:
     return f"matmul_of_{bits}_bits"
 
 
-def _plain_kernel(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], bits: int) -> tirx.PrimFunc:
+def _plain_kernel(
+    shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], bits: int, *, rounds: bool = False
+) -> tirx.PrimFunc:
     names = ("data", "packed", "scales", "zeros")
     tensors = [te.placeholder(*each) for each in zip(shapes, dtypes, names, strict=False)]
     data, (rows, depth), columns = tensors[_DATA], shapes[_DATA], shapes[_WEIGHTS][0]
@@ -59,7 +71,8 @@ def _plain_kernel(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str], bits
     product = te.compute(
         (rows, columns), lambda row, column: te.sum(data(row, k) * weights(column, k), axis=k), name="matmul"
     )
-    return te.create_prim_func([*tensors, product]).without_attr("global_symbol")
+    function = te.create_prim_func([*tensors, product]).without_attr("global_symbol")
+    return function.with_attr(_ROUNDS, 1) if rounds else function
 
 
 def _unpacked(
@@ -103,12 +116,20 @@ def in_vectors(planner: Planner, call: Any, unit: VectorUnit) -> tuple[Any, None
     product = Product(rows, depth, columns, size * _BYTE_BITS // bits, bits)
     if not product.has_whole_words:
         return None
-    tiling = tiling_for(product, unit)
+    function = planner.builder_.get()[function]
+    may_round = _ROUNDS in (function.attrs or {}) and rounded_data.fits(product)
     factors = scales.astype(_FLOAT).reshape(columns, blocks)
-    laid = [packed(product, tiling, weights.reshape(columns, -1)), laid_out(product, tiling, factors)]
-    if zeros:
-        laid.append(laid_out(product, tiling, (_middle(bits) - _zero_points(zeros[0], product)) * factors))
-    kernel = planner.builder_.add_func(vector_kernel(product, tiling, has_offsets=bool(zeros)), _name(bits))
+    added = [(_middle(bits) - _zero_points(each, product)) * factors for each in zeros]
+    if may_round and multiplies_bytes(planner.features, unit.lanes, 2**bits - 1):
+        tiling = rounded_data.tiling_for(product, unit)
+        words = rounded_data.packed(product, tiling, weights.reshape(columns, -1))
+        made_kernel = rounded_data.byte_kernel(product, tiling, has_offsets=bool(zeros))
+    else:
+        tiling = exact.tiling_for(product, unit)
+        words = exact.packed(product, tiling, weights.reshape(columns, -1))
+        made_kernel = exact.vector_kernel(product, tiling, has_offsets=bool(zeros))
+    laid = [words, *(laid_out(product, tiling, each) for each in (factors, *added))]
+    kernel = planner.builder_.add_func(made_kernel, _name(bits))
     width = tiling.tiles(columns) * tiling.width
     made = relax.TensorType((rows, width), _FLOAT)
     value = relax.call_tir(kernel, relax.Tuple([data, *map(relax.const, laid)]), made)
@@ -134,7 +155,12 @@ def _bits_of(function: Any, operands: Sequence[Any]) -> int:
         return 0
     depth = shapes[_DATA][1]
     fitting = (bits for bits in ALL_BITS if blocks == math.ceil(depth / (size * _BYTE_BITS // bits)))
-    plain = (bits for bits in fitting if tvm_ffi.structural_equal(function, _plain_kernel(shapes, dtypes, bits)))
+    rounds = _ROUNDS in (function.attrs or {})
+    plain = (
+        bits
+        for bits in fitting
+        if tvm_ffi.structural_equal(function, _plain_kernel(shapes, dtypes, bits, rounds=rounds))
+    )
     return next(plain, 0)
 
 

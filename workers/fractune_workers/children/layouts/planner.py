@@ -57,6 +57,7 @@ class Planner(PyExprMutator):
         lanes: int,
         implementation: str = DIRECT,
         dot_products: Sequence[str] = (),
+        features: Sequence[str] = (),
     ) -> None:
         super().__init__(mod)
         self._rules = rules
@@ -65,6 +66,8 @@ class Planner(PyExprMutator):
         self.implementation = implementation
         self.dot_products = dot_products
         """implementations of products of whole numbers that the target has instructions for, the faster first"""
+        self.features = features
+        """instruction sets of the target"""
         self._known: dict[Any, tuple[Any, Blocks]] = {}
         """by the variable of a plain value: the variable of the same in blocks"""
         self._made: Made = None

@@ -12,9 +12,11 @@ from onnx import helper
 
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.layouts import four_bits
+from fractune_workers.children.layouts.kernels import rounded_data
 from fractune_workers.children.layouts.kernels.four_bits import Product, laid_out, packed, tiling_for, vector_kernel
 from fractune_workers.children.searching.operator_search import OperatorSearch
-from fractune_workers.children.tvm_api.target import vector_unit
+from fractune_workers.children.tvm_api.byte_products import multiplies_bytes, with_byte_products
+from fractune_workers.children.tvm_api.target import default_target, missing_features, needed_features, vector_unit
 from fractune_workers.children.tvm_api.traces import read_workload
 from tests.support.onnx_models import imported, onnx_model
 from tests.support.unoptimized import run_kernel
@@ -66,12 +68,67 @@ def test_numbers_are_unpacked_in_whole_registers(target: tvm.target.Target, regi
     assert not any(word in line for line in lines for word in ("vpextrd", "vpinsrd", "vextract", "vcvtsi2ss"))
 
 
-def model_of_rows(rows: int) -> Any:
+def rounded(data: Array, size: int) -> Array:
+    """Each block of a row as 255 multiples of a step."""
+    parts = [data[:, begin : begin + size] for begin in range(0, data.shape[1], size)]
+    largest = [np.abs(part).max(axis=1, keepdims=True) for part in parts]
+    steps = [np.where(each > 0, each, 1) / np.float32(127) for each in largest]
+    return np.hstack([np.rint(part / step) * step for part, step in zip(parts, steps, strict=True)])
+
+
+def instructions() -> list[Any]:
+    """A target of each way to multiply bytes, if this host has it."""
+    targets = [AVX2, default_target(1)]
+    return [each for each in targets if not missing_features(each)]
+
+
+@pytest.mark.parametrize("target", instructions(), ids=lambda each: str(each.attrs["mcpu"]))
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("product", [(1, 64, 12, 32), (7, 160, 40, 32), (5, 96, 100, 16), (1, 80, 33, 32)], ids=str)
+@pytest.mark.parametrize("offsets", [True, False])
+def test_data_rounded_to_bytes(
+    product: tuple[int, int, int, int], bits: int, target: tvm.target.Target, *, offsets: bool
+) -> None:
+    of, unit = Product(*product, bits=bits), vector_unit(target)
+    if not multiplies_bytes(needed_features(target), unit.lanes, 2**bits - 1):
+        pytest.skip("products of eight bits might overflow")
+    assert rounded_data.fits(of)
+    tiling = rounded_data.tiling_for(of, unit)
+    numbers = DRAW.integers(0, 2**bits, (of.columns, of.depth), dtype=np.uint8)
+    shifts = np.arange(0, 8, bits).astype(np.uint8)
+    in_bytes = np.bitwise_or.reduce(numbers.reshape(of.columns, -1, len(shifts)) << shifts, axis=2)
+    scales, added = DRAW.uniform(0.1, 1, (2, of.columns, of.blocks)).astype(np.float32)
+    data = DRAW.normal(0, 1, (of.rows, of.depth)).astype(np.float32)
+    data[0, :16] = 0  # a block of zeros has no largest number
+    operands = [rounded_data.packed(of, tiling, in_bytes), laid_out(of, tiling, scales)]
+    operands += [laid_out(of, tiling, added)] if offsets else []
+    kernel = rounded_data.byte_kernel(of, tiling, has_offsets=offsets).with_attr("global_symbol", "main")
+    result = np.ones((of.rows, tiling.tiles(of.columns) * tiling.width), np.float32)
+    mod = with_byte_products(tvm.IRModule({"main": kernel}), target)
+    assert "call_llvm_pure_intrin" in mod.script()
+    result = run_kernel(mod, target, data, *operands, result)
+    scales, added = (np.repeat(each, of.block, axis=1)[:, : of.depth] for each in (scales, added))
+    weights = (numbers - float(1 << (bits - 1))) * scales + added * offsets
+    expected = rounded(data, of.block) @ weights.T
+    np.testing.assert_allclose(result[:, : of.columns], expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("level", [0, 1, 4])
+def test_data_is_rounded_if_the_model_allows_it(level: int) -> None:
+    def multiplies_bytes_on(target: tvm.target.Target) -> bool:
+        prepared = prepare(model_of_rows(4, accuracy_level=level), target)
+        return "call_llvm_pure_intrin" in with_byte_products(prepared, target).script()
+
+    assert multiplies_bytes_on(AVX2) == (level == 4)
+    assert not multiplies_bytes_on(NARROW)
+
+
+def model_of_rows(rows: int, **more: int) -> Any:
     weights: dict[str, Array] = {
         "w": DRAW.integers(0, 256, (64, 2, 8), dtype=np.uint8),
         "s": np.ones(128, np.float32),
     }
-    attributes: dict[str, Any] = {"K": 32, "N": 64, "bits": 4, "block_size": 16}
+    attributes: dict[str, Any] = {"K": 32, "N": 64, "bits": 4, "block_size": 16, **more}
     node = helper.make_node("MatMulNBits", ["x", *weights], ["y"], domain="com.microsoft", **attributes)
     return imported(onnx_model([node], {"x": np.zeros((rows, 32), np.float32)}, weights))
 

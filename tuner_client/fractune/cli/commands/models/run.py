@@ -377,7 +377,7 @@ def _print_verdict(
     if peer["exact"]:
         settings = ", ".join(f"{key}={value}" for key, value in EXACT_ONNX_RUNTIME.items())
         print("           exact: the same with exact products; the outputs are compared with its own")
-        print(f"           ({settings}, MatMulNBits with accuracy_level=1)")
+        print(f"           ({settings}; accuracy_level=4 rounds in both)")
     relative = peer["max_rel_difference"]
     verdict = "agree" if peer["outputs_agree"] else _DISAGREE
     if is_proved or not peer["outputs_agree"]:

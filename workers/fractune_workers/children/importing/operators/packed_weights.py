@@ -21,6 +21,8 @@ from fractune_workers.children.rewriting.expressions import bound_call, is_const
 
 _Array = npt.NDArray[Any]
 _SMALLEST_BLOCK = 16
+_ROUNDS_TO_BYTES = 4
+"""the `accuracy_level` that lets a runtime round the data to 8 bits"""
 _LOWEST: Mapping[int, int] = {TensorProto.INT4: -MIDDLE, TensorProto.UINT4: 0}
 """The smallest number of each type of four bits"""
 _DATA, _WEIGHT, _SCALES, _ZEROS, _GROUPS, _BIAS = range(6)
@@ -44,19 +46,20 @@ def _product(node: OnnxNode) -> relax.Expr:
     """MatMulNBits: data (..., K) times weights (N, K), which are packed by blocks along K."""
     layout = _layout(node)
     scales = _flat(node, node.input(_SCALES), layout.columns * layout.blocks)
-    made = _of_rows(node, [node.input(_WEIGHT), scales, *_zeros(node, layout)], layout.bits)
+    rounds = int(node.attributes.get("accuracy_level", 0)) == _ROUNDS_TO_BYTES
+    made = _of_rows(node, [node.input(_WEIGHT), scales, *_zeros(node, layout)], layout.bits, rounds=rounds)
     bias = node.optional(_BIAS)
     return made if bias is None else relax.op.add(made, bias)
 
 
-def _of_rows(node: OnnxNode, operands: Sequence[relax.Expr], bits: int = BITS) -> relax.Expr:
+def _of_rows(node: OnnxNode, operands: Sequence[relax.Expr], bits: int = BITS, *, rounds: bool = False) -> relax.Expr:
     """The product of the node's first input with weights, scales and perhaps zero points (`four_bit_product`)."""
     data = node.input(_DATA)
     *rows, depth = shape_of(data)
     if len(rows) == 1:
-        return node.emit(four_bit_product(node.builder, [data, *operands], bits))
+        return node.emit(four_bit_product(node.builder, [data, *operands], bits, rounds=rounds))
     flat = node.emit(relax.op.reshape(data, [math.prod(rows), depth]))
-    product = node.emit(four_bit_product(node.builder, [flat, *operands], bits))
+    product = node.emit(four_bit_product(node.builder, [flat, *operands], bits, rounds=rounds))
     return node.emit(relax.op.reshape(product, [*rows, *shape_of(product)[1:]]))
 
 

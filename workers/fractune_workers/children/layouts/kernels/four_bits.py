@@ -49,6 +49,11 @@ class Product:
         return _WORD_BITS // self.bits
 
     @property
+    def parts(self) -> int:
+        """Numbers in a byte."""
+        return _WORD_BITS // _WORD_BYTES // self.bits
+
+    @property
     def blocks(self) -> int:
         """Of a column; the last may be shorter."""
         return ceil(self.depth / self.block)
@@ -114,40 +119,52 @@ def vector_kernel(product: Product, tiling: Tiling, *, has_offsets: bool) -> tir
     """The kernel. Its arguments are the data, `packed` weights, their scales `laid_out`, with `has_offsets` what is
     added to the weights of a block, and the result (rows, columns of all tiles).
     """
-    with IRBuilder() as made, builder.prim_func(is_private=True, s_tir=True):
-        builder.func_name(f"matmul_of_{product.bits}_bits")
-        builder.func_attr({"tirx.noalias": True, **OPAQUE})
-        _Kernel(product, tiling, has_offsets=has_offsets).build()
-    return made.get()
+    return Kernel(product, tiling, has_offsets=has_offsets).function()
 
 
-class _Kernel:
+class Kernel:
     def __init__(self, product: Product, tiling: Tiling, *, has_offsets: bool) -> None:
         self._of, self._tiling = product, tiling
-        tiles, width = tiling.tiles(product.columns), tiling.width
+        self._has_offsets = has_offsets
+        self._tile: Any = None
+
+    def function(self) -> tirx.PrimFunc:
+        with IRBuilder() as made, builder.prim_func(is_private=True, s_tir=True):
+            builder.func_name(f"matmul_of_{self._of.bits}_bits")
+            builder.func_attr({"tirx.noalias": True, **OPAQUE})
+            self._take_arguments()
+            self._build()
+        return made.get()
+
+    def _take_arguments(self) -> None:
+        product, tiles, width = self._of, self._tiling.tiles(self._of.columns), self._tiling.width
         of_blocks = (tiles, product.blocks, width)
         self._data = builder.arg("data", builder.buffer((product.rows, product.depth), _FLOAT))
         self._words = builder.arg("words", builder.buffer((tiles, product.words, width), "int32"))
         self._scales = builder.arg("scales", builder.buffer(of_blocks, _FLOAT))
-        self._offsets: Any = builder.arg("offsets", builder.buffer(of_blocks, _FLOAT)) if has_offsets else None
+        offsets = builder.arg("offsets", builder.buffer(of_blocks, _FLOAT)) if self._has_offsets else None
+        self._offsets: Any = offsets
         self._result = builder.arg("result", builder.buffer((product.rows, tiles * width), _FLOAT))
-        self._tile: Any = None
 
-    def build(self) -> None:
+    def prepare(self) -> None:
+        """What all tiles need."""
+
+    def _build(self) -> None:
         with builder.sblock("root"):
             builder.reads([])
             builder.writes([])
+            self.prepare()
             with builder.parallel(0, self._tiling.tiles(self._of.columns)) as self._tile:
-                _in_parts(self._of.rows, self._tiling.rows, self._rows)
+                in_parts(self._of.rows, self._tiling.rows, self._rows)
 
     def _rows(self, first: Any, count: int) -> None:
         """Some rows of the result."""
         totals = self._sums(count)
         self._clear(totals)
-        _in_parts(self._of.depth, self._of.block, partial(self._add_block, first, totals))
-        self._each(totals, partial(self._store, first, totals))
+        in_parts(self._of.depth, self._of.block, partial(self.add_block, first, totals))
+        self.each(totals, partial(self._store, first, totals))
 
-    def _add_block(self, first: Any, totals: Any, begin: Any, depth: int) -> None:
+    def add_block(self, first: Any, totals: Any, begin: Any, depth: int) -> None:
         """Add the sums of a block, which are scaled as a whole. An offset is part of each weight of the block, so it is
         multiplied by the sum of the data.
         """
@@ -157,16 +174,16 @@ class _Kernel:
         of_data = None if self._offsets is None else self._sums(rows, 1)
         if of_data is not None:
             self._clear(of_data)
-        _in_parts(depth, self._of.per_word, partial(self._add_words, first, sums, of_data, begin))
+        in_parts(depth, self._of.per_word, partial(self._add_words, first, sums, of_data, begin))
 
         def add(row: int, vector: int, lane: Any) -> None:
-            place = self._tile, begin // self._of.block, self._column(vector, lane)
+            place = self._tile, begin // self._of.block, self.column(vector, lane)
             value = totals[row, vector, lane] + sums[row, vector, lane] * self._scales[place]
             if of_data is not None:
                 value = value + of_data[row, 0, lane] * self._offsets[place]
             builder.buffer_store(totals, value, [row, vector, lane])
 
-        self._each(totals, add)
+        self.each(totals, add)
 
     def _add_words(self, first: Any, sums: Any, of_data: Any, begin: Any, at: Any, count: int) -> None:
         """Add the products of the first `count` numbers of each word, which is read once."""
@@ -186,32 +203,32 @@ class _Kernel:
                 value = of_data[row, vector, lane] + self._data[first + row, depth]
                 builder.buffer_store(of_data, value, [row, vector, lane])
 
-            self._each(weights, unpack)
-            self._each(sums, add)
+            self.each(weights, unpack)
+            self.each(sums, add)
             if of_data is not None:
-                self._each(of_data, add_data)
+                self.each(of_data, add_data)
 
     def _number(self, depth: Any, number: int, vector: int, lane: Any) -> Any:
         """A weight less the middle, without its scale; `depth` is that of the first number of its word."""
         bits = self._of.bits
-        word = self._words[self._tile, depth // self._of.per_word, self._column(vector, lane)]
+        word = self._words[self._tile, depth // self._of.per_word, self.column(vector, lane)]
         highest = word << (_WORD_BITS - bits * (number + 1))
         return tirx.Cast(_FLOAT, highest >> (_WORD_BITS - bits))
 
-    def _column(self, vector: int, lane: Any) -> Any:
+    def column(self, vector: int, lane: Any) -> Any:
         """Of the tile."""
         return vector * self._tiling.lanes + lane
 
     def _place(self, row: Any, vector: int, lane: Any) -> tuple[Any, Any]:
         """In the result."""
-        return row, self._tile * self._tiling.width + self._column(vector, lane)
+        return row, self._tile * self._tiling.width + self.column(vector, lane)
 
     def _sums(self, rows: int, vectors: int = 0) -> Any:
         """Registers with a number of each row and column of a tile."""
         shape = (rows, vectors or self._tiling.vectors, self._tiling.lanes)
         return builder.alloc_buffer(shape, _FLOAT, scope="local")
 
-    def _each(self, sums: Any, body: Callable[[int, int, Any], None]) -> None:
+    def each(self, sums: Any, body: Callable[[int, int, Any], None]) -> None:
         """Call `body` with the row and the vector of each register, in a loop over its lanes."""
         rows, vectors, lanes = (int(extent) for extent in sums.shape)
         for row in range(rows):
@@ -220,13 +237,13 @@ class _Kernel:
                     body(row, vector, lane)
 
     def _clear(self, sums: Any) -> None:
-        self._each(sums, lambda *place: builder.buffer_store(sums, tirx.const(0, _FLOAT), list(place)))
+        self.each(sums, lambda *place: builder.buffer_store(sums, tirx.const(0, _FLOAT), list(place)))
 
     def _store(self, first: Any, sums: Any, row: int, vector: int, lane: Any) -> None:
         builder.buffer_store(self._result, sums[row, vector, lane], list(self._place(first + row, vector, lane)))
 
 
-def _in_parts(extent: int, size: int, body: Callable[[Any, int], None]) -> None:
+def in_parts(extent: int, size: int, body: Callable[[Any, int], None]) -> None:
     """Call `body` with the begin and the size of each part of an extent: in a loop, and once for the rest."""
     whole, left = divmod(extent, size)
     if whole == 1:

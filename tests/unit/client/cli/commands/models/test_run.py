@@ -213,7 +213,7 @@ def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> No
     assert "exact:     ONNX Runtime is faster in a loop, 2.00x (2.00 .. 2.00); the bundle is faster paced" in said
     assert "exact: the same with exact products; the outputs are compared with its own" in said
     settings = "session.x64quantprecision=1, session.qdq_matmulnbits_accuracy_level=1"
-    assert f"({settings}, MatMulNBits with accuracy_level=1)" in said
+    assert f"({settings}; accuracy_level=4 rounds in both)" in said
     assert "right outputs lie up to 2.50e-01 apart: those of exact sessions" in said
 
 
