@@ -506,7 +506,9 @@ ROOMS = {
     # ---- runtime: it runs on machines that have the extra `run` alone, with TVM's runtime, but not TVM's package or
     # compiler. Other runtimes are imported when a bundle needs them.
     "fractune_runtime": room(
-        *CORE, "fractune_runtime.tvm_runtime", lazily=("cryptography", "numpy", "onnx", "onnxruntime", "openvino")
+        *CORE,
+        "fractune_runtime.tvm_runtime",
+        lazily=("cryptography", "numpy", "onnx", "onnxruntime", "openvino", "prometheus_client"),
     ),
     "fractune_runtime.tvm_runtime": room(*CORE, lazily=("tvm_ffi", "tvm_ffi_orcjit", "numpy", "ml_dtypes")),
 }

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import subprocess
+import sys
 import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,25 +29,48 @@ PACKAGES = {
 _FOLDER = REPOSITORY / "build" / "servers"
 
 
+def target_folder(name: str, wanted: Sequence[str]) -> Path:
+    """A folder with these packages and no others, to be put on the path before those of an environment."""
+    folder = _FOLDER / _named(name, wanted)
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    with _locked(name):
+        if not (folder / "ready").exists():
+            _pip(Path(sys.executable), "--upgrade", "--no-deps", "--target", str(folder), *wanted)
+            (folder / "ready").touch()
+    return folder
+
+
 def server_environment(name: str, wheel: Path) -> Environment:
     """The environment with these packages, and this wheel of `fractune-runtime` beside them."""
     wanted = [*PACKAGES[name], "onnxruntime==1.31.1"]
-    folder = _FOLDER / f"{name}-{hashlib.sha256(' '.join(wanted).encode()).hexdigest()[:8]}"
+    folder = _FOLDER / _named(name, wanted)
     _FOLDER.mkdir(parents=True, exist_ok=True)
     environment = Environment(folder)
-    with (_FOLDER / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(name):
         if not (folder / "ready").exists():
             venv.create(folder, clear=True, with_pip=True)
-            _pip(environment, *wanted)
+            _pip(environment.python, *wanted)
             (folder / "ready").touch()
-        _pip(environment, "--force-reinstall", "--no-deps", str(wheel))
-        _pip(environment, str(wheel))
+        _pip(environment.python, "--force-reinstall", "--no-deps", str(wheel))
+        _pip(environment.python, str(wheel))
     return environment
 
 
-def _pip(environment: Environment, *args: str) -> None:
-    ended = environment.run_python("-m", "pip", "install", "-q", "--disable-pip-version-check", *args)
+def _named(name: str, wanted: Sequence[str]) -> str:
+    return f"{name}-{hashlib.sha256(' '.join(wanted).encode()).hexdigest()[:8]}"
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    """Tests of other processes wait."""
+    with (_FOLDER / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _pip(python: Path, *args: str) -> None:
+    command = [str(python), "-I", "-m", "pip", "install", "-q", "--disable-pip-version-check", *args]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if "Could not find a version" in ended.stderr or "No matching distribution" in ended.stderr:
         pytest.skip(f"pip does not get {' '.join(args)} here")
     assert ended.returncode == 0, ended.stderr

@@ -5,7 +5,7 @@ import warnings
 
 from fractune_core.pb import fractune_pb2 as fractune__core_dot_pb_dot_fractune__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 

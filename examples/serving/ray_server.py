@@ -1,0 +1,56 @@
+"""A bundle behind Ray Serve, by the Open Inference Protocol in JSON.
+
+BUNDLE=model.fractune PORT=8080 python ray_server.py
+"""
+
+import os
+import signal
+
+import ray
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from ray import serve
+
+from fractune_runtime import errors
+from fractune_runtime.endpoint import Busy, Endpoint
+
+app = FastAPI()
+
+
+# One replica: the endpoint fills the limit of its process by replicas of its own, which share the weights.
+@serve.deployment(num_replicas=1, max_ongoing_requests=256, graceful_shutdown_timeout_s=30)
+@serve.ingress(app)
+class Bundle:
+    def __init__(self, path: str) -> None:
+        self.endpoint = Endpoint(path)
+        self.endpoint.register()
+
+    @app.post("/v2/models/model/infer")
+    async def infer(self, request: Request) -> JSONResponse:
+        try:
+            return JSONResponse(await self.endpoint.infer(await request.json()))
+        except (errors.BadRequest, ValueError) as error:
+            return JSONResponse({"error": str(error)}, 400)
+        except Busy as error:
+            return JSONResponse({"error": str(error)}, 503)
+
+    @app.get("/v2/health/ready")
+    async def ready(self) -> dict[str, bool]:
+        return {"ready": self.endpoint.is_ready}
+
+    @app.get("/metrics")
+    async def metrics(self) -> Response:
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    def check_health(self) -> None:
+        """Ray asks for it: a replica that raises is replaced."""
+
+
+if __name__ == "__main__":
+    ray.init(num_cpus=1, include_dashboard=False)
+    serve.start(http_options={"host": "0.0.0.0", "port": int(os.environ.get("PORT", "8080"))})  # noqa: S104
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    serve.run(Bundle.bind(os.environ["BUNDLE"]))
+    signal.sigwait([signal.SIGTERM])
+    serve.shutdown()  # waits for the requests of the replica

@@ -1,0 +1,105 @@
+"""`examples/serving`: each server runs for real in its own environment, answers as ONNX Runtime does, and drains."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from fractune.features.shapes.join import join
+from tests.support.paths import REPOSITORY
+from tests.support.processes.served_example import COMMANDS, Server, request_of, serving
+from tests.support.processes.server_environments import server_environment
+
+REQUESTS = 16
+TRITON_CLIENT = """
+import json, sys
+import numpy as np
+import tritonclient.grpc, tritonclient.http
+answers = []
+for kind, address in ((tritonclient.http, sys.argv[1]), (tritonclient.grpc, sys.argv[2])):
+    client = kind.InferenceServerClient(address)
+    assert client.is_server_live() and client.is_model_ready("model")
+    inputs = [kind.InferInput(name, [1, 16], "INT64") for name in ("ids", "mask")]
+    for each in inputs:
+        each.set_data_from_numpy(np.ones((1, 16), np.int64))
+    answer = client.infer("model", inputs)
+    answers.append([answer.as_numpy(name).tolist() for name in sys.argv[3:]])
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = runpy.run_path(str(REPOSITORY / "scripts" / "runtime_wheel"))["build"](tmp_path_factory.mktemp("dist"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder for one and two texts; its ONNX file is beside it."""
+    folder = tmp_path_factory.mktemp("batches")
+    maker = [sys.executable, "-m", "tests.support.real_bundle", str(folder), "encoders"]
+    subprocess.run(maker, check=True, cwd=REPOSITORY)
+    made = [folder / "encoders" / f"encoder-{batch}x16.fractune" for batch in (1, 2)]
+    return join(made, out=folder / "encoders" / "batches.fractune").path
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_server_answers_as_onnx_runtime_does_and_drains(
+    name: str, wheel: Path, batches: Path, tmp_path: Path
+) -> None:
+    truth = onnxruntime.InferenceSession(str(batches.with_name("encoder.onnx")))
+    outputs = [each.name for each in truth.get_outputs()]
+    texts = [text_of(seed) for seed in range(REQUESTS)]
+    with serving(name, wheel, batches, tmp_path / "log") as server, ThreadPoolExecutor(REQUESTS) as clients:
+        server.wait()
+        requests = list(map(request_of, texts))
+        for text, (status, answer) in zip(texts, clients.map(server.post, requests), strict=True):
+            assert status == 200, answer
+            expected = dict(zip(outputs, truth.run(None, text), strict=True))
+            for each in json.loads(answer)["outputs"]:
+                np.testing.assert_allclose(np.reshape(each["data"], each["shape"]), expected[each["name"]], 1e-4, 1e-5)
+        check_metrics(name, server)
+        assert server.post(request_of({"ids": texts[0]["ids"]}))[0] == 400
+        if name == "kserve":
+            check_triton_client(server, wheel, outputs)
+        under_way = [clients.submit(server.post, request) for request in requests * 4]
+        under_way[REQUESTS].result()  # the others wait, or are on their way
+        code = server.end()
+        ended = [each.result()[0] for each in under_way[: 2 * REQUESTS] if each.exception() is None]
+        assert ended
+        assert set(ended) <= {200, 503}
+        assert code in {0, -15}, server.log.read_text()
+
+
+def text_of(seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    ids = np.random.default_rng(seed).integers(0, 10, (1, 16))
+    return {"ids": ids, "mask": np.ones_like(ids)}
+
+
+def check_metrics(name: str, server: Server) -> None:
+    """Of all requests so far, by bucket, and the variant in use."""
+    metrics = server.get("/metrics", server.other if name == "litserve" else None)
+    assert f'fractune_request_seconds_count{{bucket="batch=1"}} {REQUESTS}.0' in metrics
+    assert "fractune_variant{" in metrics
+
+
+def check_triton_client(server: Server, wheel: Path, outputs: list[str]) -> None:
+    """tritonclient gets the same answer by REST and by gRPC."""
+    python = str(server_environment("kserve", wheel).python)
+    addresses = (f"127.0.0.1:{server.port}", f"127.0.0.1:{server.other}")
+    command = [python, "-c", TRITON_CLIENT, *addresses, *outputs]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    by_rest, by_grpc = json.loads(ended.stdout)
+    assert by_rest == by_grpc

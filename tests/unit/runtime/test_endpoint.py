@@ -1,0 +1,148 @@
+"""`Endpoint`, which servers put between their protocol and a bundle, and the file of Triton's backend around it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import runpy
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from fractune.features.shapes.join import join
+from fractune_core.errors import BadRequest
+from fractune_runtime.endpoint import Busy, Endpoint
+from fractune_runtime.loading import load
+from tests.support.paths import REPOSITORY
+from tests.unit.conftest import Small
+
+
+@pytest.fixture(scope="session")
+def batches(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = [encoders / f"encoder-{batch}x16.fractune" for batch in (1, 2)]
+    return join(made, out=tmp_path_factory.mktemp("batches") / "batches.fractune").path
+
+
+def text(seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    ids = np.random.default_rng(seed).integers(0, 10, (1, 16))
+    return {"ids": ids, "mask": np.ones_like(ids)}
+
+
+def test_what_waits_runs_in_one_batch_and_is_counted_by_its_bucket(
+    batches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = load(batches)
+    expected = [alone.run(text(seed)) for seed in range(5)]
+    registry = CollectorRegistry()
+    may_run, rows = threading.Event(), []
+    with Endpoint(batches) as endpoint:
+        endpoint.register(registry)
+        run = endpoint._runs._model.run  # type: ignore[union-attr]
+
+        def waiting(inputs: Any) -> Any:
+            may_run.wait()
+            rows.append(len(inputs["ids"]))
+            return run(inputs)
+
+        monkeypatch.setattr(endpoint._runs._model, "run", waiting)  # type: ignore[union-attr]
+        futures = [endpoint.submit(text(seed)) for seed in range(5)]
+        may_run.set()
+        answers = [future.result() for future in futures]
+    assert rows in ([1, 2, 2], [2, 2, 1])
+    for answer, outputs in zip(answers, expected, strict=True):
+        for one, other in zip(answer.values(), outputs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    shown = generate_latest(registry).decode()
+    assert 'fractune_request_seconds_count{bucket="batch=1"} 5.0' in shown
+    assert f'variant="{endpoint.choice.variant}"' in shown
+
+
+def test_it_ends_when_all_that_it_took_is_answered(small: Small) -> None:
+    endpoint = Endpoint(small.bundle)
+    inputs = load(small.bundle).random_inputs()
+    futures = [endpoint.submit(inputs) for _ in range(20)]
+    was_ready = endpoint.is_ready
+    endpoint.close()
+    assert (was_ready, endpoint.is_ready) == (True, False)
+    assert all(future.done() and future.result() for future in futures)
+    with pytest.raises(Busy, match="the server ends"):
+        endpoint.submit(inputs)
+
+
+def test_more_than_may_wait_is_refused(batches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_run = threading.Event()
+    with Endpoint(batches, most_waiting=2) as endpoint:
+        run = endpoint._runs._model.run  # type: ignore[union-attr]
+        monkeypatch.setattr(endpoint._runs._model, "run", lambda one: may_run.wait() and run(one))  # type: ignore[union-attr]
+        taken = [endpoint.submit(text(0)) for _ in range(2)]
+        with pytest.raises(Busy, match="2 requests wait already"):
+            endpoint.submit(text(0))
+        may_run.set()
+        assert all(each.result() for each in taken)
+        assert endpoint.submit(text(0)).result()
+
+
+@pytest.mark.parametrize(
+    ("request_json", "complaint"),
+    [
+        ([], "no list 'inputs'"),
+        ({"inputs": [{}]}, "no 'name'"),
+        ({"inputs": [{"name": "x", "datatype": "FP33", "shape": [1]}]}, "'datatype'"),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1], "data": [1]}]}, "'shape'"),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": ["a"]}]}, "not numbers"),
+        ({"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": [1 << 70]}]}, "not numbers"),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1]}]}, "has 1 numbers"),
+        ({"inputs": [{"name": "strange", "datatype": "FP32", "shape": [1], "data": [1]}]}, "strange"),
+    ],
+)
+def test_a_wrong_request_is_named(small: Small, request_json: Any, complaint: str) -> None:
+    with Endpoint(small.bundle) as endpoint, pytest.raises(BadRequest, match=complaint):
+        asyncio.run(endpoint.infer(request_json))
+
+
+def test_triton_answers_by_the_interface_of_its_backend(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton_stub())
+    model = runpy.run_path(str(REPOSITORY / "examples" / "serving" / "triton_model.py"))["TritonPythonModel"]()
+    folder, version = small.bundle.parent.parent, small.bundle.parent.name
+    config = {"parameters": {"bundle": {"string_value": small.bundle.name}}}
+    place = {"model_repository": str(folder), "model_version": version}
+    model.initialize({"model_config": json.dumps(config), **place})
+    own = load(small.bundle)
+    right, wrong = own.random_inputs(), {"other": np.zeros(1)}
+    good, bad = model.execute([right, wrong])
+    model.finalize()
+    assert [each.array.tolist() for each in good.outputs] == [each.tolist() for each in own.run(right)]
+    assert str(bad.error)
+
+
+def triton_stub() -> SimpleNamespace:
+    """The part of `triton_python_backend_utils` that the file uses: requests are dictionaries of arrays here."""
+
+    class Metric:
+        def increment(self, value: float) -> None: ...
+        def set(self, value: float) -> None: ...
+
+    class MetricFamily:
+        COUNTER, GAUGE = "counter", "gauge"
+
+        def __init__(self, name: str, description: str, kind: str) -> None: ...
+        def Metric(self, labels: dict[str, str]) -> Metric:  # noqa: N802  Triton's name
+            del labels
+            return Metric()
+
+    def tensor_of(request: dict[str, Any], name: str) -> Any:
+        return SimpleNamespace(as_numpy=lambda: request[name]) if name in request else None
+
+    return SimpleNamespace(
+        MetricFamily=MetricFamily,
+        get_input_tensor_by_name=tensor_of,
+        Tensor=lambda name, array: SimpleNamespace(name=name, array=array),
+        TritonError=RuntimeError,
+        InferenceResponse=lambda outputs, error=None: SimpleNamespace(outputs=outputs, error=error),
+    )
