@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.jobs import Priority
+from fractune_core.names import DEFAULT_TENANT
 from fractune_server.store.database.database import Database
+from fractune_server.store.database.sight import Sight
+from fractune_server.store.database.tenants import StoredTenant, TenantStore
+from fractune_server.store.quotas import Usage, UsageStore
 from fractune_server.store.store import sqlite_url
 from fractune_server.store.tokens import TokenStore
 
@@ -24,19 +28,23 @@ def create_token(
     lifetime_s: float | None,
     quotas: Quotas,
     max_priority: Priority = Priority.NORMAL,
+    tenant: str = DEFAULT_TENANT,
 ) -> TokenText:
-    """Raises StateUnusable without a database of this version."""
+    """Raises StateUnusable without a database of this version, NotFound for an unknown tenant."""
     expires_at = None if lifetime_s is None else time.time() + lifetime_s
-    with _tokens(state_dir, database_url) as tokens:
-        return tokens.create(name, scope, expires_at, quotas, max_priority)
+    with _database(state_dir, database_url) as database:
+        TenantStore(database).check(tenant)
+        return TokenStore(database).create(name, scope, expires_at, quotas, max_priority, tenant)
 
 
 def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any]]:
     """Tokens as plain values without their secrets, oldest first. Raises StateUnusable."""
-    with _tokens(state_dir, database_url) as tokens:
+    with _database(state_dir, database_url) as database:
+        tokens = TokenStore(database)
         return [
             {
                 "token": each.token_id,
+                "tenant": each.tenant,
                 "name": each.name,
                 "scope": each.scope.value,
                 "created_at": each.created_at,
@@ -45,7 +53,7 @@ def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any
                 "state": each.end(time.time()) or "good",
                 "max_priority": each.max_priority.value,
                 "quotas": asdict(each.quotas),
-                "used": asdict(tokens.usage(each.token_id)),
+                "used": _used(tokens.usage(each.token_id, each.tenant)),
             }
             for each in tokens.all()
         ]
@@ -53,12 +61,62 @@ def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any
 
 def revoke_token(state_dir: Path, database_url: str | None, token_id: str) -> bool:
     """False if it was revoked before. Raises NotFound, StateUnusable."""
-    with _tokens(state_dir, database_url) as tokens:
-        return tokens.revoke(token_id)
+    with _database(state_dir, database_url) as database:
+        return TokenStore(database).revoke(token_id)
+
+
+def create_tenant(
+    state_dir: Path,
+    database_url: str | None,
+    name: str,
+    quotas: Quotas,
+    weight: int = 1,
+    *,
+    shares_searches: bool = False,
+) -> None:
+    """Raises BadRequest for a name that is taken or wrong, StateUnusable."""
+    with _database(state_dir, database_url) as database:
+        TenantStore(database).create(StoredTenant(name, quotas, weight, shares_searches))
+
+
+def list_tenants(state_dir: Path, database_url: str | None) -> list[dict[str, Any]]:
+    """Tenants as plain values, with what they use. Raises StateUnusable."""
+    with _database(state_dir, database_url) as database:
+        return [
+            {
+                "tenant": each.name,
+                "weight": each.weight,
+                "shares_searches": each.shares_searches,
+                "quotas": asdict(each.quotas),
+                "used": _used(UsageStore(database.of(Sight(each.name, each.name))).of_tenant()),
+            }
+            for each in TenantStore(database).all()
+        ]
+
+
+def set_tenant(
+    state_dir: Path, database_url: str | None, name: str, quotas: Mapping[str, int | None], changes: Mapping[str, Any]
+) -> None:
+    """Change these of its quotas, and these of its other fields. Raises NotFound, BadRequest, StateUnusable."""
+    with _database(state_dir, database_url) as database:
+        tenants = TenantStore(database)
+        tenants.check(name)
+        before = tenants.get(name)
+        tenants.save(replace(before, quotas=replace(before.quotas, **quotas), **changes))
+
+
+def remove_tenant(state_dir: Path, database_url: str | None, name: str) -> None:
+    """Raises NotFound, BadRequest for a tenant that has something, StateUnusable."""
+    with _database(state_dir, database_url) as database:
+        TenantStore(database).remove(name)
+
+
+def _used(usage: Usage) -> dict[str, int]:
+    return {field.name: getattr(usage, field.name) for field in fields(Quotas)}
 
 
 @contextlib.contextmanager
-def _tokens(state_dir: Path, database_url: str | None) -> Iterator[TokenStore]:
+def _database(state_dir: Path, database_url: str | None) -> Iterator[Database]:
     """Opens the database without creating or migrating it: a server of another version may be using it."""
     with contextlib.closing(Database(database_url or sqlite_url(state_dir), may_migrate=False)) as database:
-        yield TokenStore(database)
+        yield database

@@ -186,7 +186,8 @@ def launch_notes(launch_bound: Iterable[bool | None]) -> tuple[str, ...]:
 
 
 _FORM = re.compile(r"([1-9][0-9]{0,17})([A-Za-z]*)")
-_BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_POWERS = {"K": 10, "M": 20, "G": 30, "T": 40}
+_BYTES = {"": 1, **{f"{unit}{end}": 1 << power for unit, power in _POWERS.items() for end in ("", "iB")}}
 _MOST_BYTES = (1 << 63) - 1
 _SECONDS = {"h": 3600, "d": 24 * 3600}
 _FRACTION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([a-z/]+)")

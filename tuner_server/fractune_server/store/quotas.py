@@ -166,7 +166,6 @@ class UsageStore(Repository):
         with self._database.read() as connection:
             return ["", *connection.scalars(query)]
 
-    def of_tenant(self) -> tuple[Usage, Quotas]:
-        tenant = self._sight.own
+    def of_tenant(self) -> Usage:
         with self._database.read() as connection:
-            return usage_of(connection, Owner(tenant)), tenant_of(connection, tenant).quotas
+            return usage_of(connection, Owner(self._sight.own))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fractune.cli import options
-from fractune.cli.commands.fleet import admin_token
+from fractune.cli.commands.fleet import admin_tenant, admin_token
 from fractune.local.programs import server_backup
 from fractune.local.state import default_state_dir
 from fractune.text.output_files import check_free, check_writable
@@ -89,8 +89,9 @@ def _password(path: Path) -> str:
     return password
 
 
-app = typer.Typer(help="Manage tokens, backups and Redis users of a fleet.", rich_markup_mode=None)
+app = typer.Typer(help="Manage tenants, tokens, backups and Redis users of a fleet.", rich_markup_mode=None)
 app.add_typer(admin_token.app, name="token")
+app.add_typer(admin_tenant.app, name="tenant")
 app.command("redis-acl")(redis_acl)
 app.command("backup")(backup)
 app.command("restore")(restore)
@@ -98,4 +99,4 @@ app.command("restore")(restore)
 
 @app.callback()
 def admin() -> None:
-    """Manage tokens, backups and Redis users of a fleet."""
+    """Manage tenants, tokens, backups and Redis users of a fleet."""

@@ -20,10 +20,15 @@ from fractune.text.text import parse_bytes, parse_lifetime_s
 from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import StateUnusable
 from fractune_core.jobs import Priority
+from fractune_core.names import DEFAULT_TENANT
 
 app = typer.Typer(help="Tokens: create, list, revoke.", rich_markup_mode=None, cls=Group)
 
-_State = Annotated[Path | None, typer.Option("--state", help="The server's state folder (default: user data folder).")]
+State = Annotated[Path | None, typer.Option("--state", help="The server's state folder (default: user data folder).")]
+
+
+USED = ("open jobs", "trials in 24 h", "stored bytes", "share-seconds in 24 h")
+"""titles of columns, in the order of Quotas"""
 
 
 @app.command()
@@ -40,10 +45,16 @@ def create(
         str | None,
         typer.Option("--stored-bytes", metavar="10GiB", help="Limit of the size of all its models and bundles."),
     ] = None,
+    share_seconds_a_day: Annotated[
+        int | None, typer.Option("--share-seconds-a-day", min=0, help="Limit of seconds on shares within 24 hours.")
+    ] = None,
+    tenant: Annotated[
+        str, typer.Option("--tenant", help="Its tenant: it sees what this tenant has. The scope admin sees all.")
+    ] = DEFAULT_TENANT,
     max_priority: Annotated[
         Priority, typer.Option("--max-priority", help="Highest priority of its jobs.")
     ] = Priority.NORMAL,
-    state: _State = None,
+    state: State = None,
     database: options.Database = None,
     database_password_file: options.DatabasePasswordFile = None,
     as_json: options.Json = False,
@@ -51,13 +62,13 @@ def create(
     """Create a token and write it to a file. It is stored nowhere else and cannot be shown again."""
     lifetime_s = None if expires is None else parse_lifetime_s("--expires", expires)
     most_bytes = None if stored_bytes is None else parse_bytes("--stored-bytes", stored_bytes)
-    quotas = Quotas(open_jobs, trials_a_day, most_bytes)
-    address = _address(state, database, database_password_file)
+    quotas = Quotas(open_jobs, trials_a_day, most_bytes, share_seconds_a_day)
+    address = address_of(state, database, database_password_file)
     # The file first: a token without an owner must not be left in the database.
     descriptor = _new_file(out)
     try:
         made = server_admin(address).create_token(
-            state or default_state_dir(), address, name, scope, lifetime_s, quotas, max_priority
+            state or default_state_dir(), address, name, scope, lifetime_s, quotas, max_priority, tenant
         )
         with os.fdopen(descriptor, "w") as file:
             file.write(made.text + "\n")
@@ -65,29 +76,29 @@ def create(
         out.unlink(missing_ok=True)
         raise
     if as_json:
-        print(json.dumps({"token": made.token_id, "path": str(out)}))
+        print(json.dumps({"token": made.token_id, "tenant": tenant, "path": str(out)}))
     else:
-        print(f"token {made.token_id} ({name}, {scope.value}) is in {out}")
+        print(f"token {made.token_id} ({name}, {scope.value}, tenant {tenant}) is in {out}")
 
 
 @app.command("list")
 def list_(
-    state: _State = None,
+    state: State = None,
     database: options.Database = None,
     database_password_file: options.DatabasePasswordFile = None,
     as_json: options.Json = False,
 ) -> None:
     """List tokens, oldest first, with the used part of their quotas."""
-    address = _address(state, database, database_password_file)
+    address = address_of(state, database, database_password_file)
     found = server_admin(address).list_tokens(state or default_state_dir(), address)
     if as_json:
         for each in found:
             print(json.dumps(each))
         return
     columns = (
-        *(Column("token"), Column("name", wraps_at=12), Column("scope"), Column("state")),
+        *(Column("token"), Column("name", wraps_at=12), Column("tenant"), Column("scope"), Column("state")),
         *(Column("expires (UTC)", dispensable=1), Column("priority", dispensable=2)),
-        *(Column(each, dispensable=3) for each in ("open jobs", "trials in 24 h", "stored bytes")),
+        *(Column(each, dispensable=3) for each in USED),
     )
     Table(columns, tuple(map(_cells, found))).print()
 
@@ -95,13 +106,13 @@ def list_(
 @app.command()
 def revoke(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="Its id: 12 hex digits.")],
-    state: _State = None,
+    state: State = None,
     database: options.Database = None,
     database_password_file: options.DatabasePasswordFile = None,
     as_json: options.Json = False,
 ) -> None:
     """Revoke a token. Its next call is refused, and its jobs continue."""
-    address = _address(state, database, database_password_file)
+    address = address_of(state, database, database_password_file)
     changed = server_admin(address).revoke_token(state or default_state_dir(), address, token)
     if as_json:
         print(json.dumps({"token": token, "revoked": True, "changed": changed}))
@@ -109,7 +120,7 @@ def revoke(
         print(f"token {token} is revoked" if changed else f"token {token} was revoked already")
 
 
-def _address(state: Path | None, database: str | None, password_file: Path | None) -> str | None:
+def address_of(state: Path | None, database: str | None, password_file: Path | None) -> str | None:
     """The address of the database. A given state folder takes precedence over the environment."""
     return database_address(database, password_file, heed_environment=state is None)
 
@@ -117,10 +128,12 @@ def _address(state: Path | None, database: str | None, password_file: Path | Non
 def _cells(token: dict[str, Any]) -> tuple[str, ...]:
     end = token["expires_at"]
     expires = "never" if end is None else f"{datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M}"
-    return token["token"], token["name"], token["scope"], token["state"], expires, token["max_priority"], *_used(token)
+    shown = (token[each] for each in ("token", "name", "tenant", "scope", "state"))
+    return *shown, expires, token["max_priority"], *used_cells(token)
 
 
-def _used(token: dict[str, Any]) -> list[str]:
+def used_cells(token: dict[str, Any]) -> list[str]:
+    """What a token or a tenant uses, in the order of USED."""
     used, quotas = token["used"], token["quotas"]
     return [f"{used[name]}" if quotas[name] is None else f"{used[name]} of {quotas[name]}" for name in quotas]
 
