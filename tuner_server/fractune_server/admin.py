@@ -9,9 +9,8 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fractune_core.access.tokens import Quotas, Scope, TokenText
+from fractune_core.access.tokens import Quotas, Reach, Scope, TokenText
 from fractune_core.jobs import Priority
-from fractune_core.names import DEFAULT_TENANT
 from fractune_server.store.database.database import Database
 from fractune_server.store.database.sight import Sight
 from fractune_server.store.database.tenants import StoredTenant, TenantStore
@@ -28,13 +27,15 @@ def create_token(
     lifetime_s: float | None,
     quotas: Quotas,
     max_priority: Priority = Priority.NORMAL,
-    tenant: str = DEFAULT_TENANT,
+    reach: Reach = Reach(),
 ) -> TokenText:
     """Raises StateUnusable without a database of this version, NotFound for an unknown tenant."""
     expires_at = None if lifetime_s is None else time.time() + lifetime_s
     with _database(state_dir, database_url) as database:
-        TenantStore(database).check(tenant)
-        return TokenStore(database).create(name, scope, expires_at, quotas, max_priority, tenant)
+        TenantStore(database).check(reach.tenant)
+        return TokenStore(database).create(
+            name, scope, expires_at, quotas, max_priority, tenant, all_tenants=all_tenants
+        )
 
 
 def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any]]:
@@ -44,7 +45,8 @@ def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any
         return [
             {
                 "token": each.token_id,
-                "tenant": each.tenant,
+                "tenant": each.reach.tenant,
+                "all_tenants": each.reach.all_tenants or each.scope is Scope.ADMIN,
                 "name": each.name,
                 "scope": each.scope.value,
                 "created_at": each.created_at,
@@ -53,7 +55,7 @@ def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any
                 "state": each.end(time.time()) or "good",
                 "max_priority": each.max_priority.value,
                 "quotas": asdict(each.quotas),
-                "used": _used(tokens.usage(each.token_id, each.tenant)),
+                "used": _used(tokens.usage(each.token_id, each.reach.tenant)),
             }
             for each in tokens.all()
         ]

@@ -37,7 +37,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.access.authenticator import AccessInterceptor, Authenticator, caller
 from fractune_server.engine.engine import Engine
-from fractune_server.monitoring.collector import ServerCollector
+from fractune_server.monitoring.collector import Metrics, ServerCollector
 from fractune_server.monitoring.endpoint import Endpoint
 from fractune_server.monitoring.health import Health
 from fractune_server.selection.model_match import Matcher
@@ -198,6 +198,7 @@ def call_context(context: ServerContext) -> CallContext:
 
     return CallContext(
         view,
+        lambda: context.sees_fleet(caller().tenant_seen),
         context.redis,
         context.secret,
         context.upload_limit_bytes,
@@ -271,7 +272,9 @@ def _seen_from_outside(
     registry.register(ServerCollector(context, health))
     ProcessCollector(registry=registry)
     tls = metrics_tls(options.metrics, options.tls, insecure=options.insecure)
-    endpoint = Endpoint(options.metrics, registry, health, tls, authenticator if tls is not None else None)
+    endpoint = Endpoint(
+        options.metrics, Metrics(registry, context), health, tls, authenticator if tls is not None else None
+    )
     try:
         endpoint.start()
         _log.info("metrics at %s/metrics", endpoint.url)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from fractune_core.errors import BadRequest
+from fractune_core.names import DEFAULT_TENANT
 
 _TEXT = re.compile(r"fractune_([0-9a-f]{12})_([0-9a-f]{64})")
 
@@ -44,6 +45,16 @@ class Quotas:
     """bytes of all uploaded models, and of all bundles that jobs have made"""
     share_seconds_a_day: int | None = None
     """seconds for which measuring workers worked for jobs in the last 24 hours"""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Whose jobs, models and records a token reaches."""
+
+    tenant: str = DEFAULT_TENANT
+    """the owner of what the token creates"""
+    all_tenants: bool = False
+    """it sees what any tenant has, as each token of the scope admin does"""
 
 
 @dataclass(frozen=True)

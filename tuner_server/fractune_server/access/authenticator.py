@@ -19,7 +19,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fractune_core.access.addresses import UNIX
-from fractune_core.access.tokens import Quotas, Scope, TokenText
+from fractune_core.access.tokens import Quotas, Reach, Scope, TokenText
 from fractune_core.errors import AccessRefused, BadRequest, FractuneError, ScopeMissing, TooManyAttempts
 from fractune_core.jobs import Priority
 from fractune_core.names import DEFAULT_TENANT
@@ -107,14 +107,19 @@ class Caller:
     scope: Scope = Scope.ADMIN
     quotas: Quotas = field(default_factory=Quotas)
     max_priority: Priority = Priority.HIGH
-    tenant: str = DEFAULT_TENANT
+    reach: Reach = Reach()
     check: Callable[[], None] = field(default=_check_nothing, compare=False)
     """for long calls: raises AccessRefused once the token is revoked or expired"""
 
     @property
+    def tenant(self) -> str:
+        """The owner of what the caller creates."""
+        return self.reach.tenant
+
+    @property
     def tenant_seen(self) -> str | None:
         """The tenant that the caller sees; None = all of them."""
-        return None if self.scope is Scope.ADMIN else self.tenant
+        return None if self.reach.all_tenants or self.scope is Scope.ADMIN else self.tenant
 
     @property
     def owner(self) -> str:
@@ -180,7 +185,9 @@ class Authenticator:
                 "ask the server's operator for such a token"
             )
         check = _Check(partial(self._check_again, text))
-        return Caller(token.token_id, token.scope, token.quotas, token.max_priority, token.tenant, check)
+        return Caller(
+            token.token_id, token.scope, token.quotas, token.max_priority, token.tenant, token.all_tenants, check
+        )
 
     def _check_again(self, text: TokenText) -> None:
         token = self._tokens.find(text)

@@ -6,14 +6,16 @@ reads their entries once a second. Parts that cannot be read are left out, and `
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate
 
 import redis
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from fractune_core import __version__
 from fractune_core.errors import FractuneError
@@ -21,8 +23,12 @@ from fractune_core.fleet import worker_entries
 from fractune_core.fleet.redis_names import PROTOCOL
 from fractune_core.fleet.worker_entries import COUNT, SUM, CountKey
 from fractune_core.jobs import JobState
-from fractune_core.names import HealthPart
+from fractune_core.names import DEFAULT_TENANT, HealthPart
 from fractune_server.monitoring.health import Health
+from fractune_server.store.database.sight import Sight
+from fractune_server.store.jobs import JobStore
+from fractune_server.store.records.log import TuningLog
+from fractune_server.store.store import View
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import waiting_work
 
@@ -49,33 +55,17 @@ class ServerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Raises nothing: a part that fails is left out."""
-        for read in (self._server, self._jobs, self._records, self._waiting, self._workers):
+        store = self._context.store
+        jobs, records = partial(_jobs, store.jobs), partial(_records, store.log)
+        for read in (_build, self._health_parts, jobs, records, self._waiting, self._workers):
             yield from _unless_it_fails(read)
 
-    def _server(self) -> Iterator[Metric]:
-        build = GaugeMetricFamily("fractune_build_info", "1, with the versions.", labels=["version", "protocol"])
-        build.add_metric([__version__, str(PROTOCOL)], 1)
-        yield build
+    def _health_parts(self) -> Iterator[Metric]:
         healthy = GaugeMetricFamily("fractune_healthy", "1 when this part of the server works.", labels=["part"])
         failing = self._health.failing()
         for part in HealthPart:
             healthy.add_metric([part.value], part not in failing)
         yield healthy
-
-    def _jobs(self) -> Iterator[Metric]:
-        jobs = GaugeMetricFamily("fractune_jobs", "Jobs, ended ones too.", labels=["state"])
-        counts = self._context.store.jobs.count_by_state()
-        for state in JobState:
-            jobs.add_metric([state.value], counts.get(state, 0))
-        yield jobs
-
-    def _records(self) -> Iterator[Metric]:
-        records = CounterMetricFamily(
-            "fractune_records", "Records that the log has taken in.", labels=["share", "kind", "status"]
-        )
-        for group, count in sorted(self._context.store.log.totals().items()):
-            records.add_metric(list(group), count)
-        yield records
 
     def _waiting(self) -> Iterator[Metric]:
         labels = ["role", "share"]
@@ -116,6 +106,71 @@ class ServerCollector(Collector):
             "GPUs opened again after a fault that their clients had shared.",
             value=epochs.get(COUNT, 0.0),
         )
+
+
+class TenantCollector(Collector):
+    """What a tenant may know: its own jobs, records, usage and limits."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        """Raises nothing: a part that fails is left out."""
+        view = self._view
+        for read in (_build, partial(_jobs, view.jobs), partial(_records, view.log), self._usage):
+            yield from _unless_it_fails(read)
+
+    def _usage(self) -> Iterator[Metric]:
+        used = GaugeMetricFamily("fractune_tenant_used", "What the tenant uses.", labels=["quota"])
+        limits = GaugeMetricFamily("fractune_tenant_limit", "The tenant's limits, if any.", labels=["quota"])
+        usage, quotas = self._view.usage.of_tenant(), self._view.usage.limits()
+        for field in dataclasses.fields(quotas):
+            used.add_metric([field.name], getattr(usage, field.name))
+            limit = getattr(quotas, field.name)
+            if limit is not None:
+                limits.add_metric([field.name], limit)
+        yield used
+        yield limits
+
+
+class Metrics:
+    """The metrics that a caller may read."""
+
+    def __init__(self, whole: CollectorRegistry, context: ServerContext) -> None:
+        """`whole`: of the server."""
+        self._whole = whole
+        self._context = context
+
+    def of(self, tenant: str | None) -> CollectorRegistry:
+        """Of one who sees this tenant; None = of all tenants. Raises StateUnusable."""
+        if self._context.sees_fleet(tenant):
+            return self._whole
+        registry = CollectorRegistry()
+        registry.register(TenantCollector(self._context.view(Sight(tenant, tenant or DEFAULT_TENANT))))
+        return registry
+
+
+def _build() -> Iterator[Metric]:
+    build = GaugeMetricFamily("fractune_build_info", "1, with the versions.", labels=["version", "protocol"])
+    build.add_metric([__version__, str(PROTOCOL)], 1)
+    yield build
+
+
+def _jobs(store: JobStore) -> Iterator[Metric]:
+    jobs = GaugeMetricFamily("fractune_jobs", "Jobs, ended ones too.", labels=["state"])
+    counts = store.count_by_state()
+    for state in JobState:
+        jobs.add_metric([state.value], counts.get(state, 0))
+    yield jobs
+
+
+def _records(log: TuningLog) -> Iterator[Metric]:
+    records = CounterMetricFamily(
+        "fractune_records", "Records that the log has taken in.", labels=["share", "kind", "status"]
+    )
+    for group, count in sorted(log.totals().items()):
+        records.add_metric(list(group), count)
+    yield records
 
 
 def _unless_it_fails(read: Callable[[], Iterator[Metric]]) -> Iterator[Metric]:

@@ -11,12 +11,13 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import make_wsgi_app
 
 from fractune_core.access.tokens import Scope
-from fractune_core.errors import AccessRefused, BadRequest, FractuneError, ScopeMissing, TooManyAttempts
+from fractune_core.errors import AccessRefused, BadRequest, FractuneError, ScopeMissing, StateUnusable, TooManyAttempts
 from fractune_core.names import HealthPart
-from fractune_server.access.authenticator import Authenticator
+from fractune_server.access.authenticator import ANYBODY, Authenticator, Caller
+from fractune_server.monitoring.collector import Metrics
 from fractune_server.monitoring.health import Health
 
 _SILENT_CLIENT_S = 10.0
@@ -32,7 +33,7 @@ class Endpoint:
     def __init__(
         self,
         address: str,
-        registry: CollectorRegistry,
+        metrics: Metrics,
         health: Health,
         tls: ssl.SSLContext | None = None,
         authenticator: Authenticator | None = None,
@@ -45,7 +46,7 @@ class Endpoint:
         host = host.strip("[]")
         server: type[_Server] = _Server6 if ":" in host else _Server
         try:
-            self._server = make_server(host, int(port), _app(registry, health, authenticator), server, _Handler)
+            self._server = make_server(host, int(port), _app(metrics, health, authenticator), server, _Handler)
         except (OSError, ValueError, OverflowError) as error:
             raise BadRequest(
                 f"--metrics {address}: cannot listen there ({error}); write HOST:PORT with a free port of this machine"
@@ -88,16 +89,21 @@ class _Handler(WSGIRequestHandler):
 
 
 def _app(
-    registry: CollectorRegistry, health: Health, authenticator: Authenticator | None
+    metrics: Metrics, health: Health, authenticator: Authenticator | None
 ) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
-    metrics: Callable[[dict[str, Any], Any], Iterable[bytes]] = make_wsgi_app(registry)
-
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         failing = health.failing()
         match environ["PATH_INFO"]:
             case "/metrics":
-                refusal = None if authenticator is None else _refusal(authenticator, environ)
-                return metrics(environ, start_response) if refusal is None else _plain(start_response, *refusal)
+                try:
+                    caller = ANYBODY if authenticator is None else _admitted(authenticator, environ)
+                    found = metrics.of(caller.tenant_seen)
+                except AccessRefused as error:
+                    return _plain(start_response, _STATUS.get(type(error), "401 Unauthorized"), f"{error}\n")
+                except StateUnusable:
+                    return _answer(start_response, [HealthPart.STORE])
+                answer: Iterable[bytes] = make_wsgi_app(found)(environ, start_response)
+                return answer
             case "/healthz":
                 return _answer(start_response, [part for part in failing if part is HealthPart.ENGINE])
             case "/readyz":
@@ -107,16 +113,12 @@ def _app(
     return app
 
 
-def _refusal(authenticator: Authenticator, environ: dict[str, Any]) -> tuple[str, str] | None:
-    """Status and text of the answer to a caller who may not read metrics; None if the caller may."""
+def _admitted(authenticator: Authenticator, environ: dict[str, Any]) -> Caller:
+    """Raises AccessRefused for a caller who may not read metrics."""
     metadata = {"authorization": environ.get("HTTP_AUTHORIZATION", "")}
     host = environ["REMOTE_ADDR"]
     peer = f"ipv6:[{host}]:0" if ":" in host else f"ipv4:{host}:0"  # as gRPC names it: one count of wrong tokens
-    try:
-        authenticator.admit("/metrics", Scope.READ, peer, metadata)
-    except AccessRefused as error:
-        return _STATUS.get(type(error), "401 Unauthorized"), f"{error}\n"
-    return None
+    return authenticator.admit("/metrics", Scope.READ, peer, metadata)
 
 
 def _answer(start_response: Any, failing: list[HealthPart]) -> list[bytes]:

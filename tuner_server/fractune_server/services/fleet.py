@@ -11,7 +11,6 @@ from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_server.access.authenticator import caller
 from fractune_server.transport.context import CallContext
 from fractune_server.transport.live_workers import Waiting, live_workers, waiting_work
 
@@ -22,8 +21,7 @@ class FleetService(rpc.FleetServiceServicer):
 
     def ListWorkers(self, request: pb.ListWorkersRequest, context: grpc.ServicerContext) -> pb.ListWorkersResponse:
         workers = live_workers(self._context.redis, self._context.secret).workers
-        # What the fleet does at a moment, it does for all tenants.
-        sees_all = caller().tenant_seen is None
+        sees_all = self._context.sees_fleet()
         waiting = waiting_work(self._context.redis).by_role_and_share if sees_all else {}
         return pb.ListWorkersResponse(
             workers=[_encode(workers[name], with_state=sees_all) for name in sorted(workers)],

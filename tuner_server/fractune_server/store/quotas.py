@@ -169,3 +169,7 @@ class UsageStore(Repository):
     def of_tenant(self) -> Usage:
         with self._database.read() as connection:
             return usage_of(connection, Owner(self._sight.own))
+
+    def limits(self) -> Quotas:
+        with self._database.read() as connection:
+            return tenant_of(connection, self._sight.own).quotas

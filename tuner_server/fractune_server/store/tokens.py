@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from sqlalchemy import RowMapping, insert, select, update
 
-from fractune_core.access.tokens import Quotas, Scope, TokenText
+from fractune_core.access.tokens import Quotas, Reach, Scope, TokenText
 from fractune_core.errors import NotFound
 from fractune_core.jobs import Priority
 from fractune_core.names import DEFAULT_TENANT
@@ -33,7 +33,7 @@ class StoredToken:
     revoked_at: float | None
     quotas: Quotas
     max_priority: Priority
-    tenant: str = DEFAULT_TENANT
+    reach: Reach = Reach()
 
     def end(self, now: float) -> str:
         """Why the token is no longer valid: `revoked` or `expired`; empty while it is valid."""
@@ -52,19 +52,20 @@ class TokenStore(Repository):
         expires_at: float | None,
         quotas: Quotas,
         max_priority: Priority = Priority.NORMAL,
-        tenant: str = DEFAULT_TENANT,
+        reach: Reach = Reach(),
     ) -> TokenText:
         """A new token of a tenant that exists. Its text is only in the result."""
         made = TokenText.new()
         row = {
             "id": made.token_id,
             "secret_sha256": made.secret_sha256,
-            "tenant": tenant,
+            "tenant": reach.tenant,
             "name": name,
             "scope": scope.value,
             "created_at": time.time(),
             "expires_at": expires_at,
             "max_priority": max_priority.value,
+            "all_tenants": reach.all_tenants,
             **asdict(quotas),
         }
         with self._database.write() as connection:
@@ -121,5 +122,5 @@ def _from_row(row: RowMapping) -> StoredToken:
         revoked_at=row["revoked_at"],
         quotas=Quotas(*(row[name] for name in ("open_jobs", "trials_a_day", "stored_bytes", "share_seconds_a_day"))),
         max_priority=Priority(row["max_priority"]),
-        tenant=row["tenant"],
+        reach=Reach(row["tenant"], row["all_tenants"]),
     )

@@ -148,6 +148,10 @@ class ServerContext:
     def view(self, sight: Sight) -> TenantView:
         return TenantView(self.store, self.files, sight)
 
+    def sees_fleet(self, tenant_seen: str | None) -> bool:
+        """Whether one who sees this tenant (None = all) sees all that the fleet does."""
+        return tenant_seen is None or not self.store.tenants.all()
+
     def view_of(self, tenant: str) -> TenantView:
         """What one tenant sees."""
         return self.view(Sight(tenant, tenant))
@@ -159,6 +163,8 @@ class CallContext:
 
     view: Callable[[], TenantView]
     """what the caller of the call that this thread answers can reach"""
+    sees_fleet: Callable[[], bool]
+    """whether that caller may know what the fleet does at the moment, which it does for all tenants"""
     redis: Redis
     secret: bytes
     upload_limit_bytes: int

@@ -17,6 +17,7 @@ from sqlalchemy import event
 
 from fractune_core.errors import BadRequest
 from fractune_core.names import HealthPart
+from fractune_server.monitoring.collector import Metrics
 from fractune_server.monitoring.endpoint import Endpoint
 from fractune_server.monitoring.health import SILENCE_S, Health
 from fractune_server.store.blob_files import BlobStore
@@ -131,7 +132,7 @@ def get(address: str, path: str) -> tuple[int, str]:
 @pytest.fixture
 def endpoint(parts: Parts) -> Iterator[Endpoint]:
     parts.health.look()
-    endpoint = Endpoint("127.0.0.1:0", parts.context.instruments.registry, parts.health)
+    endpoint = Endpoint("127.0.0.1:0", Metrics(parts.context.instruments.registry, parts.context), parts.health)
     endpoint.start()
     yield endpoint
     endpoint.stop()
@@ -156,8 +157,8 @@ def test_an_address_that_is_none_and_a_port_in_use(parts: Parts, endpoint: Endpo
     none = ("127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "unix:/tmp/x", "nowhere.invalid:0")
     for address in (*none, endpoint.address):
         with pytest.raises(BadRequest, match=f"--metrics {address}: cannot listen there"):
-            Endpoint(address, parts.context.instruments.registry, parts.health)
+            Endpoint(address, Metrics(parts.context.instruments.registry, parts.context), parts.health)
 
 
 def test_an_endpoint_that_never_started_stops(parts: Parts) -> None:
-    Endpoint("127.0.0.1:0", parts.context.instruments.registry, parts.health).stop()
+    Endpoint("127.0.0.1:0", Metrics(parts.context.instruments.registry, parts.context), parts.health).stop()

@@ -234,6 +234,7 @@ tokens = Table(
     Column("stored_bytes", BigInteger),
     Column("share_seconds_a_day", BigInteger),
     Column("max_priority", String(8), nullable=False),
+    Column("all_tenants", Boolean, nullable=False, server_default=false()),
 )
 
 bundles = Table(

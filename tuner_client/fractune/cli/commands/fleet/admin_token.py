@@ -51,6 +51,9 @@ def create(
     tenant: Annotated[
         str, typer.Option("--tenant", help="Its tenant: it sees what this tenant has. The scope admin sees all.")
     ] = DEFAULT_TENANT,
+    all_tenants: Annotated[
+        bool, typer.Option("--all-tenants", help="Let it see what any tenant has, such as for monitoring.")
+    ] = False,
     max_priority: Annotated[
         Priority, typer.Option("--max-priority", help="Highest priority of its jobs.")
     ] = Priority.NORMAL,
@@ -68,7 +71,15 @@ def create(
     descriptor = _new_file(out)
     try:
         made = server_admin(address).create_token(
-            state or default_state_dir(), address, name, scope, lifetime_s, quotas, max_priority, tenant
+            state or default_state_dir(),
+            address,
+            name,
+            scope,
+            lifetime_s,
+            quotas,
+            max_priority,
+            tenant,
+            all_tenants=all_tenants,
         )
         with os.fdopen(descriptor, "w") as file:
             file.write(made.text + "\n")

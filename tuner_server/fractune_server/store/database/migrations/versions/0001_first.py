@@ -191,6 +191,7 @@ def upgrade() -> None:
         sa.Column("stored_bytes", sa.BigInteger),
         sa.Column("share_seconds_a_day", sa.BigInteger),
         sa.Column("max_priority", sa.String(8), nullable=False, server_default="high"),
+        sa.Column("all_tenants", sa.Boolean, nullable=False, server_default=sa.false()),
     )
     op.create_table(
         "bundles",
