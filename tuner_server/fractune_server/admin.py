@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fractune_core.access.tokens import Quotas, Reach, Scope, TokenText
+from fractune_core.access.tokens import DEFAULT_REACH, Quotas, Reach, Scope, TokenText
 from fractune_core.jobs import Priority
 from fractune_server.store.database.database import Database
 from fractune_server.store.database.sight import Sight
@@ -27,15 +27,13 @@ def create_token(
     lifetime_s: float | None,
     quotas: Quotas,
     max_priority: Priority = Priority.NORMAL,
-    reach: Reach = Reach(),
+    reach: Reach = DEFAULT_REACH,
 ) -> TokenText:
     """Raises StateUnusable without a database of this version, NotFound for an unknown tenant."""
     expires_at = None if lifetime_s is None else time.time() + lifetime_s
     with _database(state_dir, database_url) as database:
         TenantStore(database).check(reach.tenant)
-        return TokenStore(database).create(
-            name, scope, expires_at, quotas, max_priority, tenant, all_tenants=all_tenants
-        )
+        return TokenStore(database).create(name, scope, expires_at, quotas, max_priority, reach)
 
 
 def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any]]:

@@ -200,6 +200,7 @@ CREATE TABLE tokens (
 	stored_bytes BIGINT, 
 	share_seconds_a_day BIGINT, 
 	max_priority VARCHAR(8) DEFAULT 'high' NOT NULL, 
+	all_tenants BOOLEAN DEFAULT 0 NOT NULL, 
 	PRIMARY KEY (id)
 );
 CREATE TABLE validation_versions (

@@ -57,6 +57,9 @@ class Reach:
     """it sees what any tenant has, as each token of the scope admin does"""
 
 
+DEFAULT_REACH = Reach()
+
+
 @dataclass(frozen=True)
 class TokenText:
     """A token as its owner holds it. Its `repr` hides the secret."""

@@ -19,7 +19,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fractune_core.access.addresses import UNIX
-from fractune_core.access.tokens import Quotas, Reach, Scope, TokenText
+from fractune_core.access.tokens import DEFAULT_REACH, Quotas, Reach, Scope, TokenText
 from fractune_core.errors import AccessRefused, BadRequest, FractuneError, ScopeMissing, TooManyAttempts
 from fractune_core.jobs import Priority
 from fractune_core.names import DEFAULT_TENANT
@@ -107,7 +107,7 @@ class Caller:
     scope: Scope = Scope.ADMIN
     quotas: Quotas = field(default_factory=Quotas)
     max_priority: Priority = Priority.HIGH
-    reach: Reach = Reach()
+    reach: Reach = DEFAULT_REACH
     check: Callable[[], None] = field(default=_check_nothing, compare=False)
     """for long calls: raises AccessRefused once the token is revoked or expired"""
 
@@ -185,9 +185,7 @@ class Authenticator:
                 "ask the server's operator for such a token"
             )
         check = _Check(partial(self._check_again, text))
-        return Caller(
-            token.token_id, token.scope, token.quotas, token.max_priority, token.tenant, token.all_tenants, check
-        )
+        return Caller(token.token_id, token.scope, token.quotas, token.max_priority, token.reach, check)
 
     def _check_again(self, text: TokenText) -> None:
         token = self._tokens.find(text)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from sqlalchemy import RowMapping, insert, select, update
 
-from fractune_core.access.tokens import Quotas, Reach, Scope, TokenText
+from fractune_core.access.tokens import DEFAULT_REACH, Quotas, Reach, Scope, TokenText
 from fractune_core.errors import NotFound
 from fractune_core.jobs import Priority
 from fractune_core.names import DEFAULT_TENANT
@@ -33,7 +33,7 @@ class StoredToken:
     revoked_at: float | None
     quotas: Quotas
     max_priority: Priority
-    reach: Reach = Reach()
+    reach: Reach = DEFAULT_REACH
 
     def end(self, now: float) -> str:
         """Why the token is no longer valid: `revoked` or `expired`; empty while it is valid."""
@@ -52,7 +52,7 @@ class TokenStore(Repository):
         expires_at: float | None,
         quotas: Quotas,
         max_priority: Priority = Priority.NORMAL,
-        reach: Reach = Reach(),
+        reach: Reach = DEFAULT_REACH,
     ) -> TokenText:
         """A new token of a tenant that exists. Its text is only in the result."""
         made = TokenText.new()

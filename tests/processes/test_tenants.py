@@ -1,0 +1,298 @@
+"""Two tenants on one server: each call of one answers alike, whether the other has what it names or nobody does."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from fractune_core.access.tokens import Quotas, Reach, Scope, TokenText
+from fractune_core.codec.messages import to_proto
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_server.access.authenticator import SCOPES
+from fractune_server.admin import create_tenant, create_token
+from tests.processes.test_access import Place, client_credentials, metrics_answer, running_place
+from tests.support.measured_pairs import measured_pair, runtime_time
+from tests.support.processes.fleet_simulated import simulated_fleet
+from tests.support.processes.server_process import Client, as_call, model_bytes
+
+MARK = "secretproject"
+"""in every name that the one tenant gives"""
+
+
+@dataclass
+class Names:
+    """What a tenant has, or what nobody has."""
+
+    payload: bytes
+    job: str = field(default_factory=lambda: f"jobs/{uuid.uuid4().hex[:12]}")
+    bundle: str = field(default_factory=lambda: f"bundles/{uuid.uuid4().hex}")
+    operator: str = field(default_factory=lambda: f"conv_{uuid.uuid4().hex[:6]}")
+    workload: str = field(default_factory=lambda: uuid.uuid4().hex * 2)
+    record: str = field(default_factory=lambda: f"records/{uuid.uuid4().hex}")
+    display_name: str = field(default_factory=lambda: f"{uuid.uuid4().hex}.onnx")
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.payload).hexdigest()
+
+    @property
+    def model(self) -> str:
+        return f"models/{self.sha256}"
+
+    @property
+    def filter(self) -> pb.RecordFilter:
+        return pb.RecordFilter(job=self.job)
+
+    @property
+    def pair(self) -> pb.MeasuredPair:
+        made = to_proto(measured_pair(), pb.MeasuredPair, pair_id=self.sha256[:16])
+        made.models[0].model_name = self.display_name
+        return made
+
+    @property
+    def time(self) -> pb.RuntimeTime:
+        made = to_proto(runtime_time(self.sha256[:16]), pb.RuntimeTime)
+        made.model = self.model
+        return made
+
+    def hidden(self, text: str) -> str:
+        """The text without these names."""
+        found = (self.sha256, self.operator, self.workload, self.display_name)
+        for name in (*found, *(each.partition("/")[2] for each in (self.job, self.bundle, self.record))):
+            text = text.replace(name, "NAME")
+        return text
+
+
+health: Any = health_pb2
+health_stub: Any = health_pb2_grpc.HealthStub
+reflection: Any = reflection_pb2
+reflection_stub: Any = reflection_pb2_grpc.ServerReflectionStub
+
+
+def upload(names: Names) -> Iterator[pb.UploadModelRequest]:
+    """A header alone: what is there already would need no data."""
+    size = len(names.payload)
+    yield pb.UploadModelRequest(header=pb.ModelHeader(display_name="x.onnx", sha256=names.sha256, size_bytes=size))
+
+
+def create(names: Names) -> pb.CreateJobRequest:
+    return pb.CreateJobRequest(spec=pb.JobSpec(model=names.model, shares=["cpu:1"], trials=1))
+
+
+def plan(names: Names) -> pb.MakePlanRequest:
+    return pb.MakePlanRequest(cores=8, layouts="cpu", models=[pb.PlanModel(name="m", model=names.model)])
+
+
+def lists(names: Names) -> Iterable[pb.ListRecordsRequest]:
+    for chosen in (
+        pb.RecordFilter(),
+        pb.RecordFilter(job=names.job),
+        pb.RecordFilter(model=names.sha256),
+        pb.RecordFilter(operator=names.operator),
+        pb.RecordFilter(operator=names.workload),
+        pb.RecordFilter(namespace="alpha/"),
+        pb.RecordFilter(namespace="*/"),
+    ):
+        yield pb.ListRecordsRequest(filter=chosen)
+        yield pb.ListRecordsRequest(filter=chosen, fastest_first=True)
+
+
+Call = Callable[[Client, Names], Any]
+ROWS: dict[str, Call] = {
+    "ModelService/UploadModel": lambda c, n: c.models.UploadModel(upload(n)),
+    "ModelService/GetUpload": lambda c, n: c.models.GetUpload(pb.GetUploadRequest(name=n.model)),
+    "ModelService/GetModel": lambda c, n: c.models.GetModel(pb.GetModelRequest(name=n.model)),
+    "JobService/CreateJob": lambda c, n: c.jobs.CreateJob(create(n)),
+    "JobService/GetJob": lambda c, n: c.jobs.GetJob(pb.GetJobRequest(name=n.job)),
+    "JobService/ListJobs": lambda c, _: c.jobs.ListJobs(pb.ListJobsRequest()),
+    "JobService/CancelJob": lambda c, n: c.jobs.CancelJob(pb.CancelJobRequest(name=n.job)),
+    "JobService/WatchJob": lambda c, n: list(c.jobs.WatchJob(pb.WatchJobRequest(name=n.job), timeout=20)),
+    "JobService/ListCosts": lambda c, n: [
+        c.jobs.ListCosts(pb.ListCostsRequest()),
+        c.jobs.ListCosts(pb.ListCostsRequest(job=n.job)),
+    ],
+    "LogService/ListRecords": lambda c, n: [c.log.ListRecords(each) for each in lists(n)],
+    "LogService/ExportRecords": lambda c, n: [
+        list(c.log.ExportRecords(pb.ExportRecordsRequest(filter=each.filter, with_workloads=True))) for each in lists(n)
+    ],
+    "LogService/ImportRecords": lambda c, _: c.log.ImportRecords(iter([])),
+    "LogService/PruneRecords": lambda c, n: c.log.PruneRecords(pb.PruneRecordsRequest(filter=n.filter, dry_run=True)),
+    "LogService/MatchModel": lambda c, n: c.log.MatchModel(pb.MatchModelRequest(model=n.model, share="cpu:1")),
+    "LogService/TabulateModel": lambda c, n: c.log.TabulateModel(
+        pb.TabulateModelRequest(model=n.model, shares=["cpu:1"])
+    ),
+    "LogService/ListUnreadable": lambda c, _: c.log.ListUnreadable(pb.ListUnreadableRequest()),
+    "LogService/ReplayUnreadable": lambda c, _: c.log.ReplayUnreadable(pb.ReplayUnreadableRequest()),
+    "LogService/AddPair": lambda c, n: c.log.AddPair(pb.AddPairRequest(pair=n.pair)),
+    "LogService/ListPairs": lambda c, n: c.log.ListPairs(pb.ListPairsRequest(model_name=n.display_name)),
+    "LogService/AddRuntimeTimes": lambda c, n: c.log.AddRuntimeTimes(pb.AddRuntimeTimesRequest(times=[n.time])),
+    "LogService/ListRuntimeTimes": lambda c, n: c.log.ListRuntimeTimes(pb.ListRuntimeTimesRequest(model=n.model)),
+    "PlanService/MakePlan": lambda c, n: c.plans.MakePlan(plan(n)),
+    "BundleService/DownloadBundle": lambda c, n: list(
+        c.bundles.DownloadBundle(pb.DownloadBundleRequest(name=n.bundle))
+    ),
+    "FleetService/ListWorkers": lambda c, _: c.fleet.ListWorkers(pb.ListWorkersRequest()),
+    "FleetService/ListShares": lambda c, _: c.fleet.ListShares(pb.ListSharesRequest()),
+    "grpc.health.v1.Health/Check": lambda c, n: health_stub(c.channel).Check(health.HealthCheckRequest(service=n.job)),
+    "grpc.health.v1.Health/List": lambda c, _: health_stub(c.channel).List(health.HealthListRequest()),
+    "grpc.health.v1.Health/Watch": lambda c, n: next(
+        health_stub(c.channel).Watch(health.HealthCheckRequest(service=n.job), timeout=20)
+    ),
+    "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": lambda c, n: list(
+        reflection_stub(c.channel).ServerReflectionInfo(
+            iter([reflection.ServerReflectionRequest(file_containing_symbol=n.job)])
+        )
+    ),
+}
+"""by RPC: what a tenant asks with the names of another one. Each new RPC needs a row."""
+KEPT = ("LogService/AddPair", "LogService/AddRuntimeTimes")
+"""rows that leave something with the one who calls: what they added is theirs"""
+
+
+ALIKE = {
+    *("ModelService/GetUpload", "LogService/ImportRecords", "LogService/ListUnreadable", "LogService/ReplayUnreadable"),
+    *("FleetService/ListWorkers", "FleetService/ListShares"),
+    *(row for row in ROWS if row.startswith("grpc.")),
+}
+"""rows that answer each tenant alike"""
+
+
+@dataclass
+class Two:
+    """A server with two tenants, one of which has all that there is."""
+
+    place: Place
+    names: Names
+    client: Client
+    """of the tenant that has something"""
+    other: Client
+    tokens: dict[str, TokenText]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    with (
+        running_place(tmp_path_factory.mktemp("tenants"), metrics="0.0.0.0:0") as place,
+        simulated_fleet(place.redis_url),
+    ):
+        for tenant in ("alpha", "beta"):
+            create_tenant(place.state, None, tenant, Quotas())
+        rights = {
+            "alpha": (Scope.OPERATE, Reach("alpha")),
+            "beta": (Scope.OPERATE, Reach("beta")),
+            "admin": (Scope.ADMIN, Reach()),
+            "reader": (Scope.READ, Reach("beta", all_tenants=True)),
+        }
+        tokens = {
+            name: create_token(place.state, None, "a token", scope, None, Quotas(), reach=reach)
+            for name, (scope, reach) in rights.items()
+        }
+        with client_of(place, tokens["alpha"]) as alpha, client_of(place, tokens["beta"]) as beta:
+            names = Names(model_bytes((f"conv_{MARK}", 2)), display_name=f"{MARK}.onnx")
+            model = alpha.upload(names.payload, names.display_name)
+            done = alpha.finish(alpha.create(model, trials=4).name)
+            assert done.result.bundle
+            names.job, names.bundle = done.name, done.result.bundle
+            names.operator, names.workload = done.operators[0].display_name, done.operators[0].workload_hash
+            records = alpha.log.ListRecords(pb.ListRecordsRequest()).records
+            names.record = records[0].name
+            assert alpha.log.AddPair(pb.AddPairRequest(pair=names.pair)).added
+            assert alpha.log.AddRuntimeTimes(pb.AddRuntimeTimesRequest(times=[names.time])).added
+            yield Two(place, names, alpha, beta, tokens)
+
+
+def client_of(place: Place, token: TokenText) -> Client:
+    return Client(place.server.address, client_credentials(place.authority, token))
+
+
+def answer(call: Call, client: Client, names: Names) -> str:
+    """All that a caller sees of a call."""
+    try:
+        found = call(client, names)
+    except grpc.RpcError as error:
+        refused = as_call(error)
+        return f"{refused.code()} {refused.details()} {refused.trailing_metadata()}"
+    return str(found)
+
+
+def test_each_rpc_has_a_row() -> None:
+    paths = {path.lstrip("/").removeprefix("fractune.v1.") for path in SCOPES}
+    assert set(ROWS) == paths, "say what a tenant asks with another tenant's names"
+
+
+@pytest.mark.parametrize("rpc", [row for row in ROWS if row not in KEPT] + list(KEPT))
+def test_no_rpc_tells_of_another_tenant(two: Two, rpc: str) -> None:
+    nothing = Names(model_bytes((f"conv_{uuid.uuid4().hex[: len(MARK)]}", 2)))
+    own = answer(ROWS[rpc], two.client, two.names)
+    theirs, nobodys = (answer(ROWS[rpc], two.other, names) for names in (two.names, nothing))
+    assert two.names.hidden(theirs) == nothing.hidden(nobodys)
+    assert rpc in KEPT or MARK not in two.names.hidden(theirs)
+    assert "alpha" not in theirs.replace("v1alpha", "")
+    if rpc not in ALIKE:
+        assert two.names.hidden(own) != nothing.hidden(nobodys), "the one who has it gets another answer"
+
+
+def test_admins_and_tokens_for_all_tenants_see_both(two: Two) -> None:
+    for kind in ("admin", "reader"):
+        with client_of(two.place, two.tokens[kind]) as client:
+            listed = [job.name for job in client.jobs.ListJobs(pb.ListJobsRequest()).jobs]
+            assert two.names.job in listed
+            found = client.log.ListRecords(pb.ListRecordsRequest(filter=two.names.filter))
+            assert found.total_size > 0
+            assert {each.namespace for each in found.records} == {""}
+            assert client.job(two.names.job).result.bundle == two.names.bundle
+            assert list(client.bundles.DownloadBundle(pb.DownloadBundleRequest(name=two.names.bundle)))
+    with pytest.raises(grpc.RpcError, match="has the scope read"), client_of(two.place, two.tokens["reader"]) as reader:
+        reader.jobs.CancelJob(pb.CancelJobRequest(name=two.names.job))
+
+
+def test_an_equal_upload_and_an_equal_job_begin_from_nothing(two: Two) -> None:
+    """What another tenant has is neither taken nor noted: the same bytes, the same trials, the same notes."""
+    payload, name = two.names.payload, "own.onnx"
+    with pytest.raises(grpc.RpcError, match="the upload ended"):
+        two.other.models.UploadModel(upload(two.names))
+    model = two.other.upload(payload, name)
+    assert two.other.models.GetModel(pb.GetModelRequest(name=model)).display_name == name
+    job = two.other.finish(two.other.create(model, trials=4).name)
+    assert (job.progress.candidates_done, job.progress.candidates_shared) == (4, 0)
+    assert job.result.bundle != two.names.bundle
+    assert not any(share.earlier_job for share in job.result.shares)
+    assert two.names.job.partition("/")[2] not in str(job)
+    mine = two.other.log.ListRecords(pb.ListRecordsRequest(filter=pb.RecordFilter(model=two.names.sha256)))
+    assert {record.job for record in mine.records} == {job.name.partition("/")[2]}
+
+
+OWN = {"fractune_build", "fractune_jobs", "fractune_records", "fractune_tenant_used", "fractune_tenant_limit"}
+"""metrics that a tenant sees, of itself; fractune_build says which version serves"""
+OF_FLEET = re.compile(
+    r"fractune_(healthy|jobs|records|build|workers|work_\w+|batches_remeasured|fault_epochs|results_unreadable"
+    r"|recorder_lag_seconds|engine_turn_seconds)|grpc_server_\w+|process_\w+"
+)
+"""those of who sees all tenants. A new metric goes to one of both"""
+
+
+def families(two: Two, token: str) -> dict[str, str]:
+    status, text = metrics_answer(two.place, two.tokens[token])
+    assert status == 200
+    return {each.name.removesuffix("_info"): str(each.samples) for each in text_string_to_metric_families(text)}
+
+
+def test_no_metric_tells_of_another_tenant(two: Two) -> None:
+    whole, before = families(two, "admin"), families(two, "beta")
+    assert set(before) == OWN
+    assert [name for name in whole if not OF_FLEET.fullmatch(name)] == []
+    model = two.client.upload(model_bytes((f"conv_{uuid.uuid4().hex}", 1)))
+    two.client.finish(two.client.create(model, trials=2).name)
+    assert families(two, "beta") == before
+    assert families(two, "admin")["fractune_jobs"] != whole["fractune_jobs"]
+    assert set(families(two, "reader")) == set(whole)
