@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import http.client
 import re
+import socket
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,14 +20,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from fractune.dashboard.app import Site
+from fractune.dashboard.guard import GuardOptions
+from fractune.dashboard.serving import PageServer
+from fractune.dashboard.sign_in import Entrance, SignedInPages
+from fractune.server.credentials import Credentials
 from fractune_core.access.tokens import Quotas, Reach, Scope, TokenText
 from fractune_core.codec.messages import to_proto
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.access.authenticator import SCOPES
-from fractune_server.admin import create_tenant, create_token
+from fractune_server.admin import create_tenant, create_token, revoke_token
 from tests.processes.test_access import Place, client_credentials, metrics_answer, running_place
 from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.processes.fleet_simulated import simulated_fleet
+from tests.support.processes.redis_process import wait_until
 from tests.support.processes.server_process import Client, as_call, model_bytes
 
 MARK = "secretproject"
@@ -185,11 +196,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
         running_place(tmp_path_factory.mktemp("tenants"), metrics="0.0.0.0:0") as place,
         simulated_fleet(place.redis_url),
     ):
-        for tenant in ("alpha", "beta"):
+        for tenant in ("alpha", "beta", "gamma"):
             create_tenant(place.state, None, tenant, Quotas())
         rights = {
             "alpha": (Scope.OPERATE, Reach("alpha")),
             "beta": (Scope.OPERATE, Reach("beta")),
+            "gamma": (Scope.OPERATE, Reach("gamma")),
             "admin": (Scope.ADMIN, Reach()),
             "reader": (Scope.READ, Reach("beta", all_tenants=True)),
         }
@@ -296,3 +308,82 @@ def test_no_metric_tells_of_another_tenant(two: Two) -> None:
     assert families(two, "beta") == before
     assert families(two, "admin")["fractune_jobs"] != whole["fractune_jobs"]
     assert set(families(two, "reader")) == set(whole)
+
+
+PAGES: dict[str, Callable[[Names], list[str]]] = {
+    "/": lambda _: ["/"],
+    "/jobs/{id}": lambda n: [f"/{n.job}", f"/{n.job}?operator={n.workload}"],
+    "/jobs/{id}/bundle": lambda n: [f"/{n.job}/bundle"],
+    "/jobs/{id}/cancel": lambda n: [f"POST /{n.job}/cancel"],
+    "/models/{id}": lambda n: [f"/{n.model}", f"/{n.model}?share=cpu:1"],
+    "/shares": lambda _: ["/shares"],
+    "/log": lambda n: ["/log", f"/log?job={n.job}", f"/log?model={n.sha256}", f"/log?operator={n.operator}"],
+    "/log/records/{id}": lambda n: [f"/log/{n.record}?job={n.job}", f"/log/{n.record}"],
+    "/compare": lambda n: ["/compare", f"/compare?a={n.job}&b={n.job}"],
+    "/fit": lambda n: ["/fit", f"/fit?job={n.job}&rate=18/s&p99=50ms"],
+    "/plan": lambda n: ["/plan", f"/plan?job={n.job}&rate=18/s&p99=50ms"],
+    "/pairs": lambda _: ["/pairs"],
+    "/events": lambda _: [],
+    "/static": lambda _: ["/static/page.js"],
+}
+"""by route: what a reader asks with the names of another tenant. `/events` sends the numbers of states alone"""
+
+
+@pytest.fixture(scope="module")
+def port(two: Two) -> Iterator[int]:
+    """Of pages whose readers sign in."""
+    entrance = Entrance(two.place.server.address, credentials=Credentials(ca=two.place.authority.cert), reconnect_s=1.0)
+    pages = SignedInPages(entrance, lambda client: Site(client, GuardOptions(is_loopback=True), may_cancel=True))
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        running = PageServer(pages)
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [bound]})
+        thread.start()
+        wait_until(lambda: running.started)
+        yield bound.getsockname()[1]
+        running.should_exit = True
+        thread.join()
+
+
+_CHANGING = re.compile(r'value="[\w-]{43}"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|"taken_at": [0-9.]+')
+"""of a page: its moment, and the key of its form"""
+
+
+def page(port: int, token: str, asked: str, accept: str = "text/html") -> tuple[int, str]:
+    method, _, path = asked.rpartition(" ")
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request(method or "GET", path, headers={"authorization": f"Bearer {token}", "accept": accept})
+        answer = connection.getresponse()
+        return answer.status, _CHANGING.sub("", answer.read().decode(errors="replace"))
+
+
+def test_each_page_has_a_row() -> None:
+    unused: Any = SimpleNamespace(address="")
+    routes: Any = Site(unused, GuardOptions(is_loopback=True), may_cancel=True).app().routes
+    assert set(PAGES) == {each.path for each in routes}, "say what a reader asks with another tenant's names"
+
+
+@pytest.mark.parametrize("route", PAGES)
+def test_no_page_tells_of_another_tenant(two: Two, port: int, route: str) -> None:
+    nothing = Names(model_bytes((f"conv_{uuid.uuid4().hex[: len(MARK)]}", 2)))
+    for mine, nobodys in zip(PAGES[route](two.names), PAGES[route](nothing), strict=True):
+        for accept in ("text/html", "application/json"):
+            seen, empty = (page(port, two.tokens["gamma"].text, asked, accept) for asked in (mine, nobodys))
+            assert (seen[0], two.names.hidden(seen[1])) == (empty[0], nothing.hidden(empty[1]))
+            assert MARK not in two.names.hidden(seen[1])
+
+
+def test_readers_see_their_own_and_admins_all(two: Two, port: int) -> None:
+    for token, sees in (("alpha", True), ("gamma", False), ("admin", True), ("reader", True)):
+        status, text = page(port, two.tokens[token].text, "/")
+        assert (status, MARK in text) == (200, sees)
+    assert page(port, "", "/")[0] == 401
+    assert page(port, TokenText.new().text, "/")[0] == 401
+    assert page(port, two.tokens["alpha"].text, "/")[0] == 200, "a wrong token keeps no reader out"
+
+
+def test_a_revoked_token_ends_its_reader(two: Two, port: int) -> None:
+    made = create_token(two.place.state, None, "x", Scope.READ, None, Quotas(), reach=Reach("alpha"))
+    assert page(port, made.text, "/")[0] == 200
+    revoke_token(two.place.state, None, made.token_id)
+    wait_until(lambda: page(port, made.text, "/")[0] == 401, 20)

@@ -232,11 +232,19 @@ class Site:
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         del app
-        reader = asyncio.create_task(self._follower.run())
+        reader = asyncio.create_task(self.follow())
         yield
         reader.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await reader
+
+    async def follow(self) -> None:
+        """Read the server while somebody looks, until cancelled."""
+        await self._follower.run()
+
+    def ask_server(self) -> None:
+        """Raises what a small call of the server raises now."""
+        self._client.jobs(limit=1)
 
     async def end(self) -> None:
         """End what an orderly stop would wait for: the streams of tabs, and calls of the server."""

@@ -85,14 +85,17 @@ def check_own_page(headers: Headers) -> None:
         raise ScopeMissing("a page of another site asks for this; open it from a page of this address")
 
 
-def _has_token(given: str, token: str) -> bool:
-    """`Basic` with the token as the password, or `Bearer` with the token."""
-    kind, _, value = given.partition(" ")
+def given_token(header: str) -> str | None:
+    """Of an Authorization header: `Basic` with the token as the password, or `Bearer` with the token."""
+    kind, _, value = header.partition(" ")
     if kind.lower() == "basic":
         try:
-            value = base64.b64decode(value, validate=True).decode().partition(":")[2]
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
         except (binascii.Error, UnicodeDecodeError):
-            return False
-    elif kind.lower() != "bearer":
-        return False
-    return hmac.compare_digest(value.encode(), token.encode())
+            return None
+    return value if kind.lower() == "bearer" else None
+
+
+def _has_token(header: str, token: str) -> bool:
+    given = given_token(header)
+    return given is not None and hmac.compare_digest(given.encode(), token.encode())

@@ -12,6 +12,7 @@ import uvicorn
 
 from fractune.dashboard.app import Advise, Site
 from fractune.dashboard.guard import GuardOptions
+from fractune.dashboard.sign_in import Entrance, SignedInPages
 from fractune.features.client import Client
 from fractune_core.access.addresses import is_local
 from fractune_core.access.tls_files import TlsFiles, read_pair
@@ -36,6 +37,18 @@ class PageOptions:
     advise: Advise | None = None
     """of a stack on this machine"""
 
+    def no_token(self) -> str:
+        """For readers who sign in. Raises BadRequest for an address where their tokens would cross a network in plain
+        text, and for a password beside them.
+        """
+        if self.token_file is not None or self.insecure:
+            raise BadRequest("--sign-in excludes --page-token-file and --insecure: each reader has a token of its own")
+        if not is_local(self.listen) and self.tls is None:
+            raise BadRequest(
+                "--sign-in would send tokens over the network in plain text; pass --tls-cert and --tls-key"
+            )
+        return ""
+
     def token(self, *, is_guarded: bool) -> str:
         """The password, empty for none. A page of a server that `is_guarded` has one even on loopback, which all users
         of a machine share. Raises BadRequest for an unusable file, or a page that strangers could read.
@@ -59,11 +72,13 @@ class PageOptions:
 
 
 class PageServer(uvicorn.Server):
-    """Serves a site. An orderly stop ends the streams of its tabs, which never end by themselves."""
+    """Serves a site, or those of readers who sign in. An orderly stop ends the streams of tabs, which never end by
+    themselves.
+    """
 
-    def __init__(self, site: Site, tls: TlsFiles | None = None) -> None:
+    def __init__(self, site: Site | SignedInPages, tls: TlsFiles | None = None) -> None:
         config = uvicorn.Config(
-            site.app(),
+            site.app() if isinstance(site, Site) else site,
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -79,17 +94,20 @@ class PageServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve_pages(client: Client, options: PageOptions, ready: Callable[[str, str], None]) -> None:
+def serve_pages(client: Client | Entrance, options: PageOptions, ready: Callable[[str, str], None]) -> None:
     """Serve until SIGTERM or SIGINT. `ready` gets the address of the first page, and the password if this function made
-    one. Raises BadRequest.
+    one. With an Entrance each reader signs in with a token of the server. Raises BadRequest.
     """
     host, _ = _parsed("--listen", options.listen)
-    token = options.token(is_guarded=client.is_guarded)
+    token = options.token(is_guarded=client.is_guarded) if isinstance(client, Client) else options.no_token()
     if options.tls is not None:
         read_pair("--tls-cert", options.tls.cert, "--tls-key", options.tls.key)
-    site = Site(
-        client, GuardOptions(is_local(options.listen), token), may_cancel=options.may_cancel, advise=options.advise
-    )
+    guard = GuardOptions(is_local(options.listen), token)
+
+    def make(of: Client) -> Site:
+        return Site(of, guard, may_cancel=options.may_cancel, advise=options.advise)
+
+    site = make(client) if isinstance(client, Client) else SignedInPages(client, make)
     bound = bound_at("--listen", options.listen)
     scheme = "http" if options.tls is None else "https"
     ready(f"{scheme}://{host}:{bound.getsockname()[1]}/", "" if options.token_file else token)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fractune_core.access.addresses import UNIX, is_local
 from fractune_core.access.tls_files import read_authority, read_pair
-from fractune_core.access.tokens import read_token_file
+from fractune_core.access.tokens import TokenText, read_token_file
 from fractune_core.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class Credentials:
     ca: Path | None = None
     """authorities that may have signed the server's certificate"""
     token_file: Path | None = None
+    token: TokenText | None = None
+    """in place of a file"""
     client_cert: Path | None = None
     """certificate of this client, for a server that requires one"""
     client_key: Path | None = None
@@ -40,7 +42,8 @@ class Credentials:
     def found(cls, **given: str | os.PathLike[str] | None) -> Self:
         """The given files; for each None the one that the environment names."""
         named = {field: given.get(field) or os.environ.get(variable) for field, variable in VARIABLES.items()}
-        return cls(**{field: Path(path).expanduser() if path else None for field, path in named.items()})
+        paths: dict[str, Any] = {field: Path(path).expanduser() if path else None for field, path in named.items()}
+        return cls(**paths)
 
     def channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
         """A channel to `address`. Raises BadRequest for unusable files, and if a token would leave this machine in
@@ -52,9 +55,9 @@ class Credentials:
             self._check_plain(address)
             return grpc.insecure_channel(address, options=options)
         credentials = grpc.ssl_channel_credentials(read_authority("--ca", self.ca), *self._client_pair())
-        if self.token_file is not None:
-            token = grpc.access_token_call_credentials(read_token_file(self.token_file))
-            credentials = grpc.composite_channel_credentials(credentials, token)
+        text = self.token.text if self.token else read_token_file(self.token_file) if self.token_file else ""
+        if text:
+            credentials = grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(text))
         return grpc.secure_channel(address, credentials, options=options)
 
     def _check_plain(self, address: str) -> None:

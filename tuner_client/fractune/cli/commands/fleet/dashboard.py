@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -23,11 +24,14 @@ def dashboard(
         str, typer.Option("--listen", metavar="HOST:PORT", help="Address of the pages; port 0 takes a free one.")
     ] = options.DEFAULT_PAGES,
     allow_cancel: Annotated[
-        bool, typer.Option("--allow-cancel", help="Let readers of the pages cancel jobs, by this process's token.")
+        bool, typer.Option("--allow-cancel", help="Let readers of the pages cancel jobs, by the token that reads.")
     ] = False,
     page_token_file: Annotated[
         Path | None, typer.Option("--page-token-file", help="File with the password that a browser asks for.")
     ] = None,
+    sign_in: Annotated[
+        bool, typer.Option("--sign-in", help="Ask each reader for a token of the server; pages show what it may see.")
+    ] = False,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Serve HTTPS with this certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="The key of --tls-cert.")] = None,
     insecure: Annotated[
@@ -40,11 +44,13 @@ def dashboard(
     """Show a server's jobs, workers and log in a browser, until stopped."""
     require("web", "starlette", "uvicorn", "jinja2", "multipart")
     from fractune.dashboard.serving import PageOptions, serve_pages
+    from fractune.dashboard.sign_in import Entrance
 
     if (tls_cert is None) != (tls_key is None):
         raise BadRequest("--tls-cert and --tls-key go together; pass both")
     tls = TlsFiles(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
-    with server_session(Client, **vars(place), lasting=True) as client:
+    connect: Callable[..., Client | Entrance] = Entrance if sign_in else Client
+    with server_session(connect, **vars(place), lasting=True) as client:
 
         def ready(address: str, token: str) -> None:
             said = {"event": "ready", "address": address, "server": client.address, "token": token or None}
