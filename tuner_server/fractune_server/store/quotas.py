@@ -110,13 +110,14 @@ def check_job(connection: Connection, owner: Owner, quotas: Quotas, spec: JobSpe
             f"{owner} has used {used.share_seconds_a_day} of {most_s} share-seconds in 24 hours; "
             f"{_freed(measured, used.share_seconds_a_day - most_s + 1)}"
         )
-    left = None if quotas.trials_a_day is None else max(quotas.trials_a_day - used.trials_a_day, 0)
+    most = quotas.trials_a_day
+    left = None if most is None else max(most - used.trials_a_day, 0)
     # A job that searches nothing needs one trial left, because its measurements are known only at its end.
     needed = max(trials_asked(spec), 1)
-    if left is not None and needed > left:
+    if most is not None and left is not None and needed > left:
         raise QuotaExceeded(
-            f"the job asks for {trials_asked(spec)} trials, and {owner} has {left} of {quotas.trials_a_day} in "
-            f"24 hours left; ask for fewer, or wait: {_freed(used.spent, needed - left)}"
+            f"the job asks for {trials_asked(spec)} trials, and {owner} has {left} of {most} in "
+            f"24 hours left; ask for fewer, or wait: {_freed(used.spent, used.trials_a_day + needed - most)}"
         )
 
 

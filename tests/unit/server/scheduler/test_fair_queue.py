@@ -84,3 +84,18 @@ def test_the_older_of_equal_jobs_is_first_and_the_weightier_before_it() -> None:
     queue = FairQueue()
     jobs = [Claimant("young", "t", since=2.0), Claimant("old", "t", since=1.0), Claimant("high", "t", 16, 3.0)]
     assert [each.job for each in sorted(jobs, key=queue.sort_key)] == ["high", "old", "young"]
+
+
+def test_tenants_share_by_their_weights_whatever_the_number_and_priority_of_their_jobs() -> None:
+    queue = FairQueue()
+    queue.set_weights({"a": 3})
+    many = {Claimant(f"b{number}", f"t{number}", 16, tenant="b"): 8 for number in range(4)}
+    got = served(queue, {Claimant("a", "t", tenant="a"): 8, **many}, 80)
+    assert got["a"] == 60 * 8
+    assert [got[each.job] for each in many] == [5 * 8] * 4
+
+
+def test_tokens_of_a_tenant_share_its_part_evenly() -> None:
+    one = {Claimant(f"o{number}", "one", since=number, tenant="a"): 8 for number in range(3)}
+    got = served(FairQueue(), {**one, Claimant("o", "two", tenant="a"): 8, Claimant("b", "t", tenant="b"): 8}, 120)
+    assert (got["b"], got["o"], {got[each.job] for each in one}) == (480, 240, {80})

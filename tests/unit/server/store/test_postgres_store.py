@@ -25,6 +25,7 @@ from tests.unit.server.store.records.test_log import LogContract
 from tests.unit.server.store.records.test_validated import ValidatedContract
 from tests.unit.server.store.test_jobs import JobsContract
 from tests.unit.server.store.test_store import KeptContract
+from tests.unit.server.store.test_tenants import LimitsContract, TenantsContract
 from tests.unit.server.store.test_tokens import TokensContract
 
 
@@ -34,7 +35,16 @@ def database(postgres: Postgres) -> Iterator[str]:
         yield name
 
 
-class TestPostgresStore(LogContract, ValidatedContract, JobsContract, TokensContract, KeptContract, MigrationsContract):
+class TestPostgresStore(
+    LogContract,
+    ValidatedContract,
+    JobsContract,
+    TokensContract,
+    TenantsContract,
+    LimitsContract,
+    KeptContract,
+    MigrationsContract,
+):
     @pytest.fixture
     def make(self, postgres: Postgres, database: str) -> Callable[[], Store]:
         return lambda: Store(postgres.url(database))

@@ -55,7 +55,7 @@ class TenantStore(Repository):
         """Raises BadRequest for a name that a tenant has, or cannot have."""
         row = {**_to_row(tenant), "name": check_tenant(tenant.name), "created_at": time.time()}
         with self._database.write() as connection:
-            if not self._database.insert_new(connection, tenants, [row]):
+            if not self._database.insert_new_returning(connection, tenants, [row], [tenants.c.name]):
                 raise BadRequest(f"tenant '{tenant.name}' exists; change it by `fractune admin tenant set`")
             if tenant.shares_searches:
                 _move(connection, tenant.name, shares=True)

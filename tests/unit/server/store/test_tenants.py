@@ -1,0 +1,227 @@
+"""Rows of tenants: what each sees and shares, and the fence around statements that forget whose rows they choose."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import insert, select, text
+
+from fractune_core.access.tokens import Quotas, Reach, Scope
+from fractune_core.errors import BadRequest, NotFound, QuotaExceeded
+from fractune_core.jobs import JobSpec, JobState
+from fractune_core.spending import WorkCost
+from fractune_server.store.database.database import Database
+from fractune_server.store.database.pools import SHARED, pool_of
+from fractune_server.store.database.sight import Sight
+from fractune_server.store.database.tables import COMMON, OF_JOBS, job_operators, jobs, metadata, models, records
+from fractune_server.store.database.tenants import StoredTenant
+from fractune_server.store.models import StoredModel
+from fractune_server.store.records.rows import RecordFilter
+from fractune_server.store.store import Store, View
+from fractune_server.store.stored_job import StoredJob
+from tests.support.samples import validation
+from tests.support.store_contract import KEY, OnSqlite, StoreContract, job, trial
+
+W = KEY.workload_hash
+
+
+def view(store: Store, tenant: str) -> View:
+    return View(store.of(Sight(tenant, tenant)), store.log)
+
+
+def add_job(store: Store, name: str, tenant: str, **changes: Any) -> StoredJob:
+    made = job(name, tenant=tenant, **changes)
+    store.jobs.create(made)
+    return made
+
+
+def measured(store: Store, made: StoredJob, trace: str) -> None:
+    """A trial and a validation of the job, as workers send them."""
+    named: dict[str, Any] = {
+        "job": made.id,
+        "namespace": made.pool,
+        "operator": f"conv_of_{made.tenant}",
+        "worker": "w",
+    }
+    records_ = [trial(trace, 1, 1.0), validation(trace, 1, 1.0)]
+    store.log.add([replace(each, record_id=f"{made.id} {each.record_id}", **named) for each in records_])
+
+
+class TenantsContract(StoreContract):
+    def test_tenants_that_share_searches_know_times_and_no_names(self, store: Store) -> None:
+        for name, shares in (("a", True), ("b", True), ("c", False)):
+            store.tenants.create(StoredTenant(name, shares_searches=shares))
+        made = {name: add_job(store, f"job-{name}", name) for name in "abc"}
+        assert [made[name].pool for name in "abc"] == [SHARED, SHARED, "c/"]
+        own = add_job(store, "named", "a", spec=replace(made["a"].spec, namespace="mine"))
+        assert own.pool == "a/mine", "namespaces stay within a tenant"
+        for name in "abc":
+            measured(store, made[name], f'["{name}"]')
+        shared = replace(KEY, namespace=SHARED)
+        assert {row.candidate_id for row in store.log.trials(shared)} == {
+            trial(f'["{name}"]', 1, 1.0).candidate_id for name in "ab"
+        }
+        seen = store.log.validated_of([W], SHARED, "a")[W].records
+        assert {(each.trace, each.job, each.operator, each.worker) for each in seen} == {
+            ('["a"]', "job-a", "conv_of_a", "w"),
+            ('["b"]', "", "", ""),
+        }
+        assert {each.job for each in store.log.validated_of([W], SHARED, "b")[W].records} == {"job-b", ""}
+        assert [donor.trials for donor in store.log.donors(shared, "conv", "a")] == [1], "only of equal operators"
+        listed = {name: [each.job for each in view(store, name).log.all(RecordFilter())] for name in "abc"}
+        assert listed == {name: [f"job-{name}"] * 2 for name in "abc"}
+        assert view(store, "a").log.count(RecordFilter()) == 2
+        assert store.log.count(RecordFilter()) == 6
+
+    def test_consent_is_withdrawn_when_no_job_relies_on_it(self, store: Store) -> None:
+        for name in "ab":
+            store.tenants.create(StoredTenant(name, shares_searches=True))
+        measured(store, add_job(store, "job-a", "a"), '["a"]')
+        assert store.log.validated_of([W], SHARED, "b")[W].records
+        with pytest.raises(BadRequest, match="tenant 'a' has 1 open jobs; change --share-searches when they have"):
+            store.tenants.save(StoredTenant("a"))
+        store.jobs.end("job-a", JobState.DONE, "", "")
+        store.tenants.save(StoredTenant("a"))
+        assert not store.log.validated_of([W], SHARED, "b")[W].records
+        assert store.log.trials(replace(KEY, namespace=SHARED)) == []
+        assert len(store.log.validated_of([W], "a/", "a")[W].records) == 1
+        assert view(store, "a").log.count(RecordFilter()) == 2
+        late = trial('["late"]', 1, 1.0, job="job-a", namespace=SHARED)
+        store.log.add([late])
+        assert store.log.trials(replace(KEY, namespace=SHARED)) == [], "a worker that still names the shared pool"
+
+    def test_a_statement_that_forgets_the_tenant_is_refused(self, store: Store) -> None:
+        database = store.of(Sight("a", "a"))
+        forgetful = (
+            select(jobs),
+            select(records.c.seq),
+            select(jobs).where(jobs.c.tenant == "b"),
+            select(job_operators),
+            jobs.delete(),
+            models.update().values(display_name="x"),
+            insert(models).values(sha256="s", display_name="x", size_bytes=1, tenant="b"),
+            select(jobs.c.id).where(jobs.c.tenant == "a").where(jobs.c.model.in_(select(models.c.sha256))),
+            select(metadata.tables["rounds"]),
+        )
+        for statement in forgetful:
+            with database.write() as connection, pytest.raises((RuntimeError, AttributeError)):
+                connection.execute(statement)
+        with database.read() as connection:
+            assert connection.execute(select(jobs).where(jobs.c.tenant == "a")).all() == []
+
+    def test_each_table_has_an_owner_or_is_common(self) -> None:
+        engine = {"rounds", "spaces"}
+        owned = {name for name, table in metadata.tables.items() if "tenant" in table.c}
+        common = {table.name for table in COMMON | OF_JOBS}
+        assert owned | common | engine | {"tenants"} == set(metadata.tables), "whose rows are those of the new table?"
+
+    def test_rows_of_one_tenant_are_not_there_for_another(self, store: Store) -> None:
+        for name in "ab":
+            store.tenants.create(StoredTenant(name))
+        for name in "ab":
+            view(store, name).models.add(StoredModel("s", f"{name}.onnx", 5, "t", name))
+            assert view(store, name).models.get("s").display_name == f"{name}.onnx"
+        mine, other = view(store, "a"), view(store, "b")
+        measured(store, add_job(store, "j", "a"), '["a"]')
+        store.tokens.add_bundle("t", "bundle", 7, "a")
+        mine.models.check_bundle("bundle")
+        for ask in (
+            lambda: other.jobs.get("j"),
+            lambda: other.models.check_bundle("bundle"),
+            lambda: view(store, "c").models.get("s"),
+        ):
+            with pytest.raises(NotFound):
+                ask()
+        assert not other.jobs.end("j", JobState.CANCELLED, "", "")
+        assert other.jobs.page(10, None, open_only=False) == []
+        assert other.jobs.operators("j") == []
+        assert (other.log.newest("cpu:1"), other.log.totals(), list(other.log.all(RecordFilter()))) == (None, {}, [])
+        assert other.log.prune(RecordFilter(), 0, dry_run=False) == (0, 0)
+        assert mine.log.count(RecordFilter()) == 2
+        assert mine.log.pool("x") == "a/x" == pool_of("a", "x", shares_searches=False)
+
+
+class LimitsContract(StoreContract):
+    @pytest.mark.parametrize(
+        ("quotas", "says"),
+        [
+            (Quotas(open_jobs=1), "tenant a has 1 open jobs of at most 1; wait until one ends, or cancel one"),
+            (
+                Quotas(trials_a_day=150),
+                r"asks for 100 trials, and tenant a has 50 of 150 in 24 hours left; .*enough frees up in 23 h 0 min",
+            ),
+            (Quotas(trials_a_day=50), "tenant a has 0 of 50 in 24 hours left; .*the whole quota is less"),
+            (Quotas(stored_bytes=5), "tenant a has stored 5 of 5 bytes"),
+            (
+                Quotas(share_seconds_a_day=60),
+                "tenant a has used 70 of 60 share-seconds in 24 hours; enough frees up in 22 h 0 min",
+            ),
+            (Quotas(2, 201, 6, 71), ""),
+        ],
+    )
+    def test_a_job_beyond_a_limit_of_its_tenant_says_when_there_is_room(
+        self, store: Store, quotas: Quotas, says: str
+    ) -> None:
+        now = time.time()
+        store.tenants.create(StoredTenant("a", quotas))
+        spec = JobSpec("a" * 64, "net.onnx", ("cpu:2", "cpu:1"), trials=100)
+        store.models.add(StoredModel("a" * 64, "net.onnx", 5, "t", "a"))
+        store.models.add(StoredModel("b" * 64, "net.onnx", 1 << 40, "t", "b"))
+        add_job(store, "first", "a", token="t", spec=spec, created_at=now - 3600)
+        add_job(store, "of another", "b", token="t", spec=spec, created_at=now)
+        ended = {"worked_s": 40.0, "cpu_s": 1.0, "ended_at": now - 7200}
+        pieces = [
+            WorkCost("w1", "first", "measure", "cpu:1", **ended),
+            WorkCost("w2", "first", "time_model", "cpu:1", **{**ended, "worked_s": 30.0, "ended_at": now - 60}),
+            WorkCost("w3", "first", "build", "", **ended),
+            WorkCost("w4", "first", "measure", "cpu:1", **{**ended, "ended_at": now - 100_000}),
+            WorkCost("w5", "of another", "measure", "cpu:1", **ended),
+        ]
+        store.log.add([], pieces)
+        second = job("second", tenant="a", token="u", spec=spec, created_at=now)
+        if says:
+            with pytest.raises(QuotaExceeded, match=says):
+                store.jobs.create(second, Quotas())
+        else:
+            store.jobs.create(second, Quotas())
+
+    def test_a_bundle_counts_for_its_tenant(self, store: Store) -> None:
+        store.tenants.create(StoredTenant("a", Quotas(stored_bytes=10)))
+        store.tokens.add_bundle("t", "one", 7, "a")
+        with pytest.raises(QuotaExceeded, match="the bundle has 4 bytes, and tenant a has 3 of 10 left"):
+            store.tokens.add_bundle("u", "two", 4, "a")
+        store.tokens.add_bundle("u", "three", 1 << 40, "b")
+
+    def test_tenants_are_made_changed_and_removed(self, store: Store) -> None:
+        store.tenants.create(StoredTenant("a", weight=2))
+        with pytest.raises(BadRequest, match="tenant 'a' exists"):
+            store.tenants.create(StoredTenant("a"))
+        for wrong in ("", "A", "*", "a/b", "-a", "a" * 33, "a\n", "ä"):
+            with pytest.raises(BadRequest, match="write at most 32 lower-case letters"):
+                store.tenants.create(StoredTenant(wrong))
+        assert store.tenants.weights() == {"a": 2}
+        store.tenants.save(StoredTenant("a", Quotas(open_jobs=3), 5))
+        assert store.tenants.all() == [StoredTenant("a", Quotas(open_jobs=3), 5)]
+        token = store.tokens.create("ci", Scope.READ, None, Quotas(), reach=Reach("a"))
+        with pytest.raises(BadRequest, match="tenant 'a' has 1 valid tokens"):
+            store.tenants.remove("a")
+        store.tokens.revoke(token.token_id)
+        store.tenants.remove("a")
+        with pytest.raises(NotFound, match="no tenant 'a'"):
+            store.tenants.remove("a")
+        with pytest.raises(NotFound, match="no tenant 'a'"):
+            store.tenants.save(StoredTenant("a"))
+
+
+class TestSqliteTenants(OnSqlite, TenantsContract):
+    def test_a_view_of_all_tenants_has_no_fence(self, store: Store) -> None:
+        with store.read() as connection:
+            assert isinstance(store, Database)
+            assert connection.execute(text("SELECT count(*) FROM jobs")).scalar() == 0
+
+
+class TestSqliteLimits(OnSqlite, LimitsContract):
+    pass
