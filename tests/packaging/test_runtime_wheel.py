@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from importlib.metadata import distribution, distributions
 from pathlib import Path
@@ -14,6 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from fractune.features.tune.image import write_image
+from fractune_core.errors import BadRequest
 from tests.support.paths import REPOSITORY
 from tests.support.processes.clean_environments import (
     Environment,
@@ -115,6 +118,33 @@ def test_it_runs_as_any_user_on_a_read_only_root_without_a_home_and_with_few_sys
     run = [sys.executable, "-c", WITHOUT_CALLS, "/mnt/run.py", "/mnt/small/small.fractune"]
     ended = subprocess.run([*confined, *run], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_an_image_needs_a_wheel_of_the_runtime_and_a_new_folder(built: Path, runtime: Environment) -> None:
+    bundle = runtime.folder / "small" / "small.fractune"
+    with pytest.raises(BadRequest, match="not a wheel of fractune-runtime"):
+        write_image(bundle, bundle, runtime.folder / "image")
+    strange = bundle.with_name("a b.fractune")
+    with pytest.raises(BadRequest, match="an image cannot hold"):
+        write_image(strange, built, runtime.folder / "image")
+
+
+@pytest.mark.long
+def test_an_image_installs_what_it_names_by_hash_and_runs_its_bundle(
+    built: Path, runtime: Environment, tmp_path: Path
+) -> None:
+    bundle, image = runtime.folder / "small" / "small.fractune", tmp_path / "small.image"
+    write_image(bundle, built, image)
+    with pytest.raises(BadRequest, match="is there already"):
+        write_image(bundle, built, image)
+    dockerfile, requirements = (image / "Dockerfile").read_text(), (image / "requirements.txt").read_text()
+    assert "://" not in dockerfile + requirements
+    assert all("--hash=sha256:" in line for line in requirements.splitlines())
+    environment = Environment(tmp_path / "venv")
+    venv.create(environment.folder, with_pip=True)
+    install = [str(environment.python), "-m", "pip", "install", "-q", "--require-hashes", "-r", "requirements.txt"]
+    subprocess.run(install, cwd=image, check=True)
+    assert succeed(environment, "-c", RUN, str(image / bundle.name))
 
 
 @pytest.mark.long

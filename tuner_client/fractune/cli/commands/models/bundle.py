@@ -13,11 +13,13 @@ from fractune.cli import options
 from fractune.cli.ending import end_without
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
-from fractune.features.tune.bundle import POLICIES
+from fractune.features.tune.bundle import POLICIES, BundleFile
 from fractune.features.tune.bundle import bundle as bundle_model
+from fractune.features.tune.image import write_image
 from fractune.models.source import check_model_file
 from fractune.sessions.session import session
 from fractune_core.errors import BadRequest
+from fractune_core.files.bundles import SUFFIX
 from fractune_runtime.loading import open_bundle
 from fractune_runtime.signatures import check_private_key
 
@@ -43,6 +45,14 @@ def bundle(
     public_key: Annotated[
         Path | None, typer.Option("--public-key", help="PEM file; with --verify, check the signature too.")
     ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option(
+            "--image",
+            metavar="WHEEL",
+            help="Write BUNDLE.image, with a Dockerfile; WHEEL: fractune-runtime's. The source may be a bundle file.",
+        ),
+    ] = None,
     exact: options.Exact = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write (default: MODEL.fractune).")] = None,
     force: options.Force = False,
@@ -56,7 +66,7 @@ def bundle(
     With --verify: check a bundle file, such as fractune bundle --verify model.fractune --public-key public.pem.
     """
     if verify or public_key is not None:
-        others = (shares, policy != POLICIES[0], rerank != 1, sign, exact, out, force, *vars(of_model).values())
+        others = (shares, policy != POLICIES[0], rerank != 1, sign, image, exact, out, force, *vars(of_model).values())
         _verify(Path(source), public_key, alone=verify and not any(others), as_json=as_json)
         return
     key = options.read_key("--sign", sign) if sign else None
@@ -65,7 +75,9 @@ def bundle(
     model = Path(source)
     if not model.is_file() and (shares or model.suffix):
         check_model_file(model)
-    if not model.is_file():
+    if image is not None and model.suffix == SUFFIX and model.is_file():
+        made = BundleFile(model)
+    elif not model.is_file():
         with session(Client, place.state, place.server) as client:
             made = client.job(source).bundle(out, force=force)
     elif not shares:
@@ -88,6 +100,11 @@ def bundle(
     skipped = made.skipped_shares
     shown = {"job": made.job, "bundle": str(made.path), "skipped_shares": skipped}
     print(json.dumps(shown) if as_json else f"bundle: {made.path}")
+    if image is not None:
+        folder = made.path.with_suffix(".image")
+        write_image(made.path, image, folder)
+        if not as_json:
+            print(f"image:  docker build {folder}")
     end_without(skipped)
 
 
