@@ -19,6 +19,9 @@ _FIRST_MS = 1.0
 """the length of the first timing of each kernel"""
 _LONG_CALL_S = 0.05
 """A longer call takes about as long with a cold cache as with a warm one, and loading its code is a small part of it"""
+_CLEAR_S, _CLEARLY = 0.002, 10.0
+"""A call of the reference that takes so long, and so many times the time of the fastest, is timed well enough: the
+first call of a kernel takes some 0.1 ms more than later ones"""
 _SPARE = 1.05
 """A repeat that comes out a little too short is made again, and longer"""
 
@@ -32,6 +35,10 @@ class Reference:
     check_s: float = 0.0
     """seconds of the call by which it was checked; 0 = not known"""
 
+    def is_clear(self, fastest_s: float) -> bool:
+        """Whether the check shows its time well enough, beside others of which the fastest takes so long."""
+        return self.check_s > _LONG_CALL_S or self.check_s > max(_CLEAR_S, _CLEARLY * fastest_s)
+
 
 def time_interleaved(
     names: Sequence[str], policy: TimingPolicy, timed: Timer, reference: Reference = Reference()
@@ -42,21 +49,24 @@ def time_interleaved(
     fastest. A slow kernel gets four repeats, and the first chooses. A kernel far behind gets three repeats. None of
     them chooses, because the kernel cannot win. A kernel that is slow and far behind gets one repeat.
 
-    The reference gets a single repeat if it is far behind. If the call by which it was checked took long, that call is
-    its first timing. If the reference is also far behind, then the timer does not call it again.
+    The reference gets a single repeat if it is far behind. If the call by which it was checked took long, or clearly
+    longer than the others, that call is its first timing. If the reference is also far behind, then the timer does not
+    call it again.
     """
     single = replace(policy, name="single", warmups=0, repeats=1)
     short = replace(single, min_repeat_ms=min(policy.min_repeat_ms, _FIRST_MS))
-    known = {reference.name: reference.check_s} if reference.check_s > _LONG_CALL_S else {}
-    first = {name: known.get(name) or timed(name, short, 1)[0] for name in names}
+    first = {name: timed(name, short, 1)[0] for name in names if name != reference.name}
+    is_known = reference.is_clear(min(first.values(), default=math.inf))
+    if reference.name in names:
+        first[reference.name] = reference.check_s if is_known else timed(reference.name, short, 1)[0]
     fastest_s = min(first.values())
     kept = {
         name: _policy_for(secs, fastest_s, policy, is_reference=name == reference.name) for name, secs in first.items()
     }
     # A single call that is longer than a repeat is a whole repeat.
+    whole_s = {name: 0.0 if is_known and name == reference.name else policy.min_repeat_ms * 1e-3 for name in names}
     run_secs = {
-        name: [secs] if not kept[name].warmups and secs >= policy.min_repeat_ms * 1e-3 else []
-        for name, secs in first.items()
+        name: [secs] if not kept[name].warmups and secs >= whole_s[name] else [] for name, secs in first.items()
     }
     for _ in range(policy.repeats):
         for name in names:

@@ -77,7 +77,9 @@ def test_what_is_slow_and_far_behind_is_timed_once() -> None:
     [
         (0.4, 0.3, 0, [0.4]),
         (0.06, 0.05, 0, [0.06]),
-        (0.04, 0.03, 1, [0.03]),
+        (0.04, 0.03, 0, [0.04]),
+        (2.1e-3, 2e-3, 0, [2.1e-3]),
+        (1.9e-3, 1e-3, 2, [1e-3]),
         (0.0, 5e-3, 2, [5e-3]),
         (0.0, 5e-6, 2, [5e-6]),
     ],
@@ -91,6 +93,13 @@ def test_a_reference_far_behind_is_timed_once_at_most(
     assert kept == {"untuned": replace(BEHIND, repeats=1), "a": VALIDATION_POLICY}
     assert run_secs["untuned"] == repeats
     assert [name for name, _ in kernels.asked].count("untuned") == made
+
+
+def test_a_reference_that_is_not_clearly_behind_is_timed_beside_the_others() -> None:
+    kernels = Kernels({"untuned": 9e-3, "a": 1e-3})
+    kept, run_secs = time_interleaved(list(kernels.secs), VALIDATION_POLICY, kernels.time, Reference("untuned", 9.5e-3))
+    assert kept["untuned"] == replace(BEHIND, repeats=1)
+    assert run_secs["untuned"] == [9e-3]
 
 
 def test_a_reference_that_can_win_is_timed_like_the_others() -> None:
