@@ -22,6 +22,7 @@ from fractune.text.text import (
     marked_time,
     percent_text,
     span_text,
+    spent_text,
     time_text,
 )
 from fractune_core.analysis.runtime_times import RuntimeTime
@@ -150,15 +151,17 @@ class Answer:
 
     @property
     def spent(self) -> str:
-        """`100 of 100 new trials (260 requested, 160 in the log), failed: none; took 1 min 20 s`"""
+        """`100 of 100 new trials (260 requested, 160 in the log), failed: none; took 1 min 20 s: tuning 60.0 s, ...`"""
         jobs = self.jobs or (self.job,)
         failed: Counter[str] = Counter()
         for each in jobs:
             failed.update(each.progress.failures)
         new = sum(each.progress.candidates_had for each in jobs)
         trials = self.job.trials_text if len(jobs) == 1 else f"{new} new trials in {len(jobs)} jobs"
-        wall_s = sum(each.wall_s for each in jobs)
-        return f"{trials}, failed: {counts_text(dict(failed))}; took {span_text(wall_s)}"
+        wall_s, by_job = sum(each.wall_s for each in jobs), [each.progress.phases_s for each in jobs]
+        phases = spent_text({name: sum(each.get(name, 0.0) for each in by_job) for name in by_job[0]})
+        took = f"{span_text(wall_s)}{phases and f': {phases}'}"
+        return f"{trials}, failed: {counts_text(dict(failed))}; took {took}"
 
     @property
     def table(self) -> Table:

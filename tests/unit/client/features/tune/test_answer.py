@@ -257,6 +257,14 @@ def test_the_bundle_names_the_runtimes_by_which_it_runs_the_model(bundle: Bundle
 
 
 def test_several_jobs_are_counted_together() -> None:
-    one = job(result("cpu:1", 1, 8e-3), progress=JobProgress(candidates_done=5, failures={"run_timeout": 1}))
-    assert Answer(one, ()).spent == "5 of 0 new trials (256 requested), failed: run_timeout 1; took 1 min 20 s"
-    assert Answer(one, (), (one, one)).spent == "10 new trials in 2 jobs, failed: run_timeout 2; took 2 min 40 s"
+    phases_s = {"queued": 0.01, "tuning": 20.5, "compiling": 59.5}
+    progress = JobProgress(candidates_done=5, failures={"run_timeout": 1}, phases_s=phases_s)
+    one = job(result("cpu:1", 1, 8e-3), progress=progress)
+    assert (
+        Answer(one, ()).spent == "5 of 0 new trials (256 requested), failed: run_timeout 1; "
+        "took 1 min 20 s: tuning 20.5 s, compiling 59.5 s"
+    )
+    assert (
+        Answer(one, (), (one, one)).spent == "10 new trials in 2 jobs, failed: run_timeout 2; "
+        "took 2 min 40 s: tuning 41.0 s, compiling 119.0 s"
+    )
