@@ -20,8 +20,8 @@ _FIRST_MS = 1.0
 _LONG_CALL_S = 0.05
 """A longer call takes about as long with a cold cache as with a warm one, and loading its code is a small part of it"""
 _CLEAR_S, _CLEARLY = 0.002, 10.0
-"""A call of the reference that takes so long, and so many times the time of the fastest, is timed well enough: the
-first call of a kernel takes some 0.1 ms more than later ones"""
+"""The reference is timed by its check beyond so long, and so many times the fastest. The first call of a kernel takes
+some 0.1 ms more than later ones"""
 _SPARE = 1.05
 """A repeat that comes out a little too short is made again, and longer"""
 
@@ -36,7 +36,7 @@ class Reference:
     """seconds of the call by which it was checked; 0 = not known"""
 
     def is_clear(self, fastest_s: float) -> bool:
-        """Whether the check shows its time well enough, beside others of which the fastest takes so long."""
+        """Whether the check shows its time well enough, beside a fastest kernel of so many seconds."""
         return self.check_s > _LONG_CALL_S or self.check_s > max(_CLEAR_S, _CLEARLY * fastest_s)
 
 
