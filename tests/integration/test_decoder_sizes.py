@@ -9,7 +9,7 @@ import pytest
 
 import fractune
 from fractune_core.errors import BadRequest
-from tests.support.decoders import HEADS, WIDTH, WORDS, write_decoder
+from tests.support.decoders import HEAD, KEY_HEADS, VOCABULARY, write_plain_decoder
 from tests.support.onnx_models import run_by_onnxruntime
 from tests.support.processes.cli_process import events, run_fractune
 
@@ -18,17 +18,17 @@ pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 def inputs_of(past: int, steps: int) -> dict[str, np.ndarray]:
     drawn = np.random.default_rng(past + steps)
-    cache = (1, HEADS, past, WIDTH // HEADS)
+    cache = (1, KEY_HEADS, past, HEAD)
     return {
-        "input_ids": drawn.integers(0, WORDS, (1, steps)),
+        "input_ids": drawn.integers(0, VOCABULARY, (1, steps)),
         "attention_mask": np.ones((1, past + steps), np.int64),
-        **{f"past_{part}.0": drawn.standard_normal(cache).astype(np.float32) for part in "kv"},
+        **{f"past.{part}.0": drawn.standard_normal(cache).astype(np.float32) for part in ("key", "value")},
     }
 
 
 @pytest.mark.filterwarnings("ignore:.*runs its untuned variant:RuntimeWarning")
 def test_each_pair_of_sizes_has_its_bucket(tmp_path: Path) -> None:
-    model, bundle = write_decoder(tmp_path / "m.onnx", layers=1), tmp_path / "m.fractune"
+    model, bundle = write_plain_decoder(tmp_path / "m.onnx", layers=1), tmp_path / "m.fractune"
     command = (
         *("tune", str(model), "--size", "past=4,8", "--size", "s=1", "--size", "total=5,9", "--compete", "none"),
         *("--shares", "cpu:1", "--trials", "0", "--state", str(tmp_path / "state"), "--out", str(bundle), "--json"),

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from fractune_core.pb import fractune_pb2 as pb
-from tests.support.decoders import write_decoder
+from tests.support.decoders import write_plain_decoder
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import Client, running_server
@@ -32,7 +32,7 @@ def created(client: Client, model: str, sizes: dict[str, int]) -> pb.Job:
 
 
 def test_a_job_has_the_shapes_that_follow_from_sizes_and_no_other_sizes_make_one(tmp_path: Path) -> None:
-    payload = write_decoder(tmp_path / "m.onnx", total="past + s").read_bytes()
+    payload = write_plain_decoder(tmp_path / "m.onnx", total="past + s").read_bytes()
     with ExitStack() as fleet:
         url = fleet.enter_context(running_redis())
         fleet.enter_context(simulated_fleet(url))
@@ -40,7 +40,7 @@ def test_a_job_has_the_shapes_that_follow_from_sizes_and_no_other_sizes_make_one
         model, other = client.upload(payload), client.upload(b"{}")
         job = created(client, model, {"s": 1, "past": 64, "b": 2})
         shapes = {name: list(shape.dims) for name, shape in job.spec.inputs.items()}
-        cache = {f"past_{part}.{layer}": [2, 2, 64, 16] for part in "kv" for layer in range(2)}
+        cache = {f"past.{part}.{layer}": [2, 2, 64, 16] for part in ("key", "value") for layer in range(2)}
         assert shapes == {"input_ids": [2, 1], "attention_mask": [2, 65], **cache}
         for name, (sizes, says) in REFUSED.items():
             with pytest.raises(grpc.RpcError) as refused:

@@ -34,9 +34,12 @@ def machine_of(mod: tvm.IRModule, target: tvm.target.Target, pipeline: str | Non
 
 
 def outputs_of(mod: tvm.IRModule, target: tvm.target.Target, *inputs: Array) -> list[Array]:
-    """What `main` of a Relax module returns."""
-    found = machine_of(mod, target)["main"](*map(tvm.runtime.tensor, inputs))
-    return [each.numpy() for each in (found if hasattr(found, "__len__") else [found])]
+    """What `main` of a Relax module returns, one array after the other."""
+    return _flat(machine_of(mod, target)["main"](*map(tvm.runtime.tensor, inputs)))
+
+
+def _flat(found: Any) -> list[Array]:
+    return [found.numpy()] if hasattr(found, "numpy") else [each for one in found for each in _flat(one)]
 
 
 def run_kernel(mod: tvm.IRModule, target: tvm.target.Target, *args: Array) -> Array:

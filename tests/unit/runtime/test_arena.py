@@ -15,7 +15,7 @@ import fractune
 from fractune_core.errors import FractuneError
 from fractune_runtime.tvm_runtime.arena import Planned
 from fractune_runtime.tvm_runtime.runtime import lasting_bytes
-from tests.support.cached_decoders import compile_decoder, write_decoder
+from tests.support.decoders import compile_decoder, write_decoder
 from tests.unit.conftest import Small
 
 MIB = 1 << 20

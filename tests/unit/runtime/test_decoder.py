@@ -12,7 +12,7 @@ import pytest
 import fractune
 from fractune_core.errors import BadRequest
 from fractune_runtime.decoder import DecoderSession
-from tests.support.cached_decoders import ByOnnxRuntime, compile_decoder, write_decoder
+from tests.support.decoders import ByOnnxRuntime, compile_decoder, write_decoder
 from tests.support.paths import REPOSITORY
 from tests.support.real_bundle import compile_small
 

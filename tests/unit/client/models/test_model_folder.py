@@ -13,7 +13,7 @@ import pytest
 from fractune.cli import main
 from fractune.errors import BadModel
 from fractune.models.model_folder import read_folder
-from tests.support.decoders import write_decoder
+from tests.support.decoders import write_plain_decoder
 from tests.support.processes.scripted_server import ScriptedServer
 from tests.unit.client.cli.commands.models.test_inspect import saved
 
@@ -75,7 +75,7 @@ def test_a_language_model_of_genai_is_tuned_by_the_name_of_its_folder(
 ) -> None:
     folder = tmp_path / "phi"
     folder.mkdir()
-    write_decoder(folder / "model.onnx", layers=1, total="total_sequence_length", weights_beside=True)
+    write_plain_decoder(folder / "model.onnx", layers=1, total="total_sequence_length", weights_beside=True)
     config = {"model": {"context_length": 400, "decoder": {"filename": "model.onnx"}}}
     folder_of(folder, config, {"other.onnx": ENCODER}, "genai_config.json")
     assert sizes(folder) == {"model.onnx": {"b": (1,), "s": (1, 64), "past": (256, 399)}}

@@ -16,8 +16,7 @@ from fractune.models.graph_summary import GraphSummary
 from fractune.models.open_sizes import settled
 from fractune_core.errors import BadRequest
 from fractune_core.model_inputs import as_shapes, each_shape
-from tests.support import cached_decoders
-from tests.support.decoders import write_decoder
+from tests.support.decoders import shapes_of, write_decoder, write_plain_decoder
 
 SIZES: dict[str, int | list[int]] = {"past": [16, 64], "s": [1, 8], "b": 1}
 
@@ -25,9 +24,9 @@ SIZES: dict[str, int | list[int]] = {"past": [16, 64], "s": [1, 8], "b": 1}
 @pytest.mark.parametrize("total", ["total", "past + s", "?"])
 def test_the_mask_of_each_pair_has_all_positions(tmp_path: Path, total: str) -> None:
     """The name of the mask's axis says it, or the graph alone."""
-    path = write_decoder(tmp_path / "m.onnx", total=total)
+    path = write_plain_decoder(tmp_path / "m.onnx", total=total)
     made = [as_shapes(each) for each in each_shape(settled(path, None, SIZES) or {})]
-    assert [(each["past_k.0"][2], each["input_ids"][1], each["attention_mask"]) for each in made] == [
+    assert [(each["past.key.0"][2], each["input_ids"][1], each["attention_mask"]) for each in made] == [
         (16, 1, [1, 17]),
         (16, 8, [1, 24]),
         (64, 1, [1, 65]),
@@ -43,21 +42,21 @@ def test_the_mask_of_each_pair_has_all_positions(tmp_path: Path, total: str) -> 
 
 def test_sizes_follow_through_the_arithmetic_of_shapes(tmp_path: Path) -> None:
     """The mask comes of Shape and Range, and positions have a name of their own."""
-    path = cached_decoders.write_decoder(tmp_path / "m.onnx")
+    path = write_decoder(tmp_path / "m.onnx")
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param == "past + tokens":
+            if dim.dim_param == "past + s":
                 dim.dim_param = "all"
-            elif dim.dim_param == "tokens" and value.name == "position_ids":
+            elif dim.dim_param == "s" and value.name == "position_ids":
                 dim.dim_param = "places"
     onnx.save(model, path)
-    made = settled(path, None, {"past": 16, "tokens": 8})
-    assert made == cached_decoders.shapes_of(16, 8)
+    made = settled(path, None, {"past": 16, "s": 8})
+    assert made == shapes_of(16, 8)
 
 
 def test_combinations_that_contradict_the_graph_are_left_out(tmp_path: Path) -> None:
-    path = write_decoder(tmp_path / "m.onnx")
+    path = write_plain_decoder(tmp_path / "m.onnx")
     lines: list[str] = []
     made = settled(path, None, {**SIZES, "s": 1, "total": [17, 65]}, lines.append)
     assert made is not None
@@ -67,14 +66,14 @@ def test_combinations_that_contradict_the_graph_are_left_out(tmp_path: Path) -> 
         "2 of 4 combinations of sizes are left out: sizes: total (65) and s + past (17) must be equal, with s=1, "
         "past=16; give sizes that agree"
     )
-    mixed = {"attention_mask": [[1, 17], [1, 65]], "past_k.0": [[1, 2, 64, 16], [1, 2, 64, 16]]}
-    assert (settled(path, mixed, {"s": 1}) or {})["past_v.1"] == [1, 2, 64, 16]
+    mixed = {"attention_mask": [[1, 17], [1, 65]], "past.key.0": [[1, 2, 64, 16], [1, 2, 64, 16]]}
+    assert (settled(path, mixed, {"s": 1}) or {})["past.value.1"] == [1, 2, 64, 16]
     with pytest.raises(BadRequest, match=r"total \(17\) and s \+ past \(65\) must be equal"):
         settled(path, {"attention_mask": [1, 17]}, {"s": 1, "past": 64})
 
 
 def test_inspect_says_what_follows_from_what_and_prints_a_command_for_it(tmp_path: Path) -> None:
-    found = fractune.inspect(write_decoder(tmp_path / "m.onnx"), sizes={"past": 64})
+    found = fractune.inspect(write_plain_decoder(tmp_path / "m.onnx"), sizes={"past": 64})
     assert {each.name: (each.suggested, each.equals) for each in found.sizes} == {
         "b": (1, ""),
         "s": (1, ""),
@@ -87,7 +86,7 @@ def test_inspect_says_what_follows_from_what_and_prints_a_command_for_it(tmp_pat
 
 
 def test_inspect_says_what_the_graph_is_made_of(tmp_path: Path) -> None:
-    path = write_decoder(tmp_path / "m.onnx", weights_beside=True)
+    path = write_plain_decoder(tmp_path / "m.onnx", weights_beside=True)
     model = onnx.load(path, load_external_data=False)
     branch = helper.make_graph([helper.make_node("Erf", ["logits"], ["e"])], "b", [], [])
     model.graph.node.extend(
@@ -102,7 +101,7 @@ def test_inspect_says_what_the_graph_is_made_of(tmp_path: Path) -> None:
     found = fractune.inspect(path).summary
     assert found is not None
     ways = {each.name: (each.nodes, each.how) for each in found.operators}
-    assert ways["MatMul"] == (17, "native")
+    assert ways["MatMul"] == (19, "native")
     assert ways["Erf"] == (2, "native")
     assert ways["com.microsoft.Gelu"] == (1, "decomposed")
     assert ways["StringNormalizer"] == (1, "part")

@@ -15,7 +15,7 @@ from fractune_workers.children.compiling.variants import compile_variants
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.onnx_models.onnx_model import load_onnx
 from fractune_workers.children.importing.passes import prepare
-from tests.support.cached_decoders import HEAD, KEY_HEADS, shapes_of, write_decoder
+from tests.support.decoders import HEAD, KEY_HEADS, shapes_of, write_decoder
 from tests.unit.workers.children.layouts.networks import loaded
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
