@@ -77,6 +77,8 @@ def test_a_whole_fleet_works_each_as_its_user(tmp_path: Path) -> None:
             fleet.add("tune", "tune-2")
             again = client.finish(client.create(created.spec.model, trials=60).name)
             assert again.state == pb.JOB_STATE_DONE
+            WorkQueues(redis.Redis.from_url(urls(SERVER)), SECRET).enqueue(redis_names.COMPILE_QUEUE, TIME_MODEL)
+            assert len(client.fleet.ListWorkers(pb.ListWorkersRequest()).workers) >= 4  # it looks into every queue
         assert "no permissions" not in server.said()
 
 

@@ -22,7 +22,7 @@ _CONNECT = "+ping +info +time +select +multi +exec +discard +unwatch"
 _SERVER_COMMANDS = (
     "+get +set +mset +mget +del +exists +expire +persist +watch",
     "+sadd +srem +smembers +zadd +zrem +zscore +zrange +zcard +zremrangebyscore",
-    "+hget +hset +hmget +hgetall +hdel +hexists +hincrby +rpush +lpush +llen +lrange +lrem",
+    "+hget +hset +hmget +hgetall +hdel +hexists +hincrby +rpush +lpush +llen +lrange +lindex +lrem",
     "+xadd +xreadgroup +xack +xgroup|create +xinfo|groups +xinfo|stream +xpending",
     "+xtrim +xrange +xrevrange +xlen +xdel",
     "+time",
