@@ -14,7 +14,7 @@ class Entry(NamedTuple):
     example: str
 
 
-GROUPS = frozenset({"log", "admin", "mps"})
+GROUPS = frozenset({"log", "admin", "mps", "slurm"})
 """commands with subcommands"""
 
 _TUNE, _JOBS, _ANALYSIS, _FLEET = "Tune and run", "Jobs and the log", "Analysis", "Fleet"
@@ -49,6 +49,7 @@ COMMANDS = {
     "server": Entry(_FLEET, "fleet.launch", "fractune server --redis redis://localhost:6379/0"),
     "worker": Entry(_FLEET, "fleet.launch", "fractune worker --role build --redis redis://tuner:6379/0"),
     "node": Entry(_FLEET, "fleet.launch", "fractune node --shares cpu:1,cpu:2 --redis redis://tuner:6379/0"),
+    "slurm": Entry(_FLEET, "fleet.slurm", "fractune slurm script --nodes 4 --time 4:00:00 --state ~/fleet"),
     "workers": Entry(_FLEET, "jobs.jobs", "fractune workers --server tuner:50051"),
     "shares": Entry(_FLEET, "machine.shares", "fractune shares --prove"),
     "mps": Entry(_FLEET, "machine.mps", "fractune mps start"),

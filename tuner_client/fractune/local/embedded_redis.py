@@ -1,4 +1,4 @@
-"""The Redis of the one-machine stack: its program, its start, and the check that it answers."""
+"""The Redis of a stack or a fleet: its program, its start, its users, and the check that it answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import importlib.util
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -14,7 +15,9 @@ from pathlib import Path
 
 from fractune_core.errors import FractuneError, RedisGone
 from fractune_core.fleet.redis_names import PROTOCOL_KEY
+from fractune_core.fleet.redis_users import USERS, acl_file
 
+ACL_FILE = "users.acl"
 PROGRAMS = ("valkey-server", "redis-server")
 OLDEST = 7
 """major version of Redis, and of its successor Valkey: older ones get no security fixes any more"""
@@ -100,3 +103,29 @@ def disk_was_full(output: str) -> bool:
 
 def redis_given_up(end: str) -> RedisGone:
     return RedisGone(f"Redis does not stay up: {end}; committed results are kept; run the same command again to go on")
+
+
+def write_redis_users(folder: Path) -> None:
+    """Write the file of Redis's users into the folder, and a password file for each user that has none there. Raises
+    OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    passwords = {user: _password(folder / f"{user}.password") for user in USERS}
+    draft = folder / f".{ACL_FILE}.new"
+    draft.write_text(acl_file(passwords), encoding="utf-8")
+    draft.replace(folder / ACL_FILE)
+
+
+def _password(path: Path) -> str:
+    """The password in the file, or a new one of 256 random bits; the file appears whole or not at all."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        pass
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    password = secrets.token_hex(32)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(password + "\n")
+    draft.rename(path)
+    return password

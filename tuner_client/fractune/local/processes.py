@@ -60,6 +60,7 @@ class Part:
     """of a measurer its share: parts of one kind do the same work"""
     hindrance: Callable[[str], FractuneError | None] = lambda _: None
     """called with the output of an ended process: the reason why a restart would not help, if any"""
+    end_signal: signal.Signals = signal.SIGTERM
     waits_for_redis: bool = False
     """started again after a pause, as often as it takes, while Redis is out of reach"""
 
@@ -179,7 +180,7 @@ class Running:
 
     def terminate(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+            self._process.send_signal(self.part.end_signal)
 
     def finish(self, deadline: float) -> None:
         """Wait until `deadline` (monotonic), then kill the whole process group."""

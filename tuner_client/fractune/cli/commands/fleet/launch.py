@@ -185,7 +185,7 @@ def node(
         placed += ["--max-model-memory", max_model_memory]
     node_options = NodeOptions(
         shares=node_shares(shares),
-        builders=None if builders == AUTO else _parse_count("--builders", builders),
+        builders=None if builders == AUTO else parse_count("--builders", builders),
         compilers=compilers,
         tuners=tuners,
         cores=tuple(_parse_cores(cores)) if cores else (),
@@ -196,7 +196,7 @@ def node(
         run_node(replace(node_options, arguments=arguments))
 
 
-def _parse_count(option: str, text: str) -> int:
+def parse_count(option: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 9):
         raise BadRequest(f"{option} '{text}': write a number, or {AUTO}")
     return int(text)
