@@ -151,7 +151,9 @@ import json, sys
 from pathlib import Path
 from fractune_core.shares import Share
 from fractune_workers.measuring.session import MeasurementSession
-session = MeasurementSession(Share.parse({share!r}), {cores})
+from fractune_workers.sandboxes import MeasurerLimits
+limits = MeasurerLimits(readable=[Path({path!r}).parent])
+session = MeasurementSession(Share.parse({share!r}), {cores}, limits=limits)
 try:
     session.handshake()
     print(json.dumps({{**session.time_model(Path({path!r})), "granted": session.device_info["granted"]}}))

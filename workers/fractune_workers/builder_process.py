@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fractune_core.errors import FractuneError
-from fractune_core.host.machine import model_memory_bytes
 from fractune_core.records import Status
 from fractune_workers.child import Child
 from fractune_workers.child.errors import ChildDied, ChildTimeout
+from fractune_workers.sandboxes import builder_sandbox
+from fractune_workers.scratch_dir import open_scratch_dir
 
 LIMIT_CPU_S = 10
 """CPU time of a build, by default."""
@@ -42,16 +45,19 @@ def build_failure(error: FractuneError) -> tuple[Status, str]:
 
 
 class BuilderProcess:
-    """A builder's child, and the workloads that the present one knows. One thread owns both.
+    """A builder's child in its sandbox, and the workloads that the present one knows. One thread owns both.
 
-    `memory_bytes`: the memory of the child, and of each of its builds; None = a share of the host's memory.
+    `memory_bytes`: the memory of the child, and of each of its builds; None = a share of the host's memory. `hidden`:
+    files that it must fail to read, which it tries.
     """
 
-    def __init__(self, memory_bytes: int | None = None) -> None:
+    def __init__(self, memory_bytes: int | None = None, hidden: Sequence[Path] = ()) -> None:
+        self._held = ExitStack()
+        own_dir = self._held.enter_context(open_scratch_dir())
         # One thread: a fork takes only the calling one along.
-        threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        module, limit_bytes = "fractune_workers.children.building.child", model_memory_bytes(memory_bytes)
-        self.child = Child(module, env=threads, memory_bytes=limit_bytes)
+        env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(own_dir)}
+        sandbox = builder_sandbox(own_dir, memory_bytes, hidden)
+        self.child = Child("fractune_workers.children.building.child", env=env, sandbox=sandbox)
         self._generation = 0
         self._args_info: dict[tuple[str, str], list[Any]] = {}
         """by the workload's hash and the target"""
@@ -110,4 +116,6 @@ class BuilderProcess:
         )
 
     def stop(self) -> None:
+        """End the child for good."""
         self.child.stop()
+        self._held.close()

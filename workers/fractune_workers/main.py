@@ -134,12 +134,13 @@ def _role(options: WorkerOptions, context: WorkerContext) -> Role:
     share = options.parsed_share
     if share is not None:
         margin = options.margin or DEFAULT_MARGIN
-        return Measurer(context, share, margin, options.cache, options.max_model_memory_bytes)
+        memory_bytes = options.max_model_memory_bytes
+        return Measurer(context, share, margin, options.cache, memory_bytes, options.secret_files)
     if options.role == "compile":
         return Compiler(context, options.max_model_memory_bytes, options.secret_files)
     if options.role == "tune":
         return Tuner(context)
-    return Builder(context, options.max_model_memory_bytes)
+    return Builder(context, options.max_model_memory_bytes, options.secret_files)
 
 
 @contextlib.contextmanager

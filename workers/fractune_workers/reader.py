@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import fractune_runtime
 from fractune_core.host.machine import model_memory_bytes
 from fractune_core.host.sandboxing.sandbox import Sandbox
 from fractune_workers.child import Child
+from fractune_workers.sandboxes import PACKAGES, absolute
 
-_PACKAGES = tuple(str(Path(file).parent) for file in (__file__, fractune_runtime.__file__))
 _ENVIRONMENT = {
     # Each thread addresses memory, and a fork takes only the calling one along.
     "OPENBLAS_NUM_THREADS": "1",
@@ -38,9 +37,9 @@ def reader_child(
     writable = [str(own_dir)] if own_dir else []
     sandbox = Sandbox(
         model_memory_bytes(memory_bytes),
-        readable=(*_PACKAGES, *(str(path.absolute()) for path in (*([model] if model else ()), *also))),
+        readable=(*PACKAGES, *absolute([*([model] if model else []), *also])),
         writable=tuple(writable),
-        hidden=tuple(str(path.absolute()) for path in hidden),
+        hidden=absolute(hidden),
     )
     temporary = {"TMPDIR": writable[0]} if writable else {}
     return Child(module, env={**_ENVIRONMENT, **temporary, **(env or {})}, recycle_calls=recycle_calls, sandbox=sandbox)

@@ -194,9 +194,12 @@ ROOMS = {
     ),
     "fractune_workers.child": room(*CORE),
     "fractune_workers.scratch_dir": room("fractune_core.host.sandboxing", "fractune_workers.locks"),
-    "fractune_workers.reader": room(*CORE, "fractune_runtime", "fractune_workers.child"),
+    "fractune_workers.sandboxes": room(*CORE, "fractune_runtime"),
+    "fractune_workers.reader": room(*CORE, "fractune_workers.child", "fractune_workers.sandboxes"),
     "fractune_workers.checker": room(*CORE, "fractune_workers.child"),
-    "fractune_workers.builder_process": room(*CORE, "fractune_workers.child"),
+    "fractune_workers.builder_process": room(
+        *CORE, "fractune_workers.child", "fractune_workers.sandboxes", "fractune_workers.scratch_dir"
+    ),
     "fractune_workers.context": room(
         *CORE,
         "fractune_workers.child",
@@ -214,6 +217,7 @@ ROOMS = {
         "fractune_workers.locks",
         "fractune_workers.measuring",
         "fractune_workers.reader",
+        "fractune_workers.sandboxes",
         "redis",
     ),
     "fractune_workers.calibration": room(
@@ -231,6 +235,8 @@ ROOMS = {
         "fractune_workers.faults",
         "fractune_workers.gpu",
         "fractune_workers.locks",
+        "fractune_workers.sandboxes",
+        "fractune_workers.scratch_dir",
     ),
     "fractune_workers.packs": room(
         *CORE,

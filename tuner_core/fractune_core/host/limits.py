@@ -16,12 +16,18 @@ _MET = 0.5
 process uses only a part of them"""
 
 
-def limit_process(memory_bytes: int) -> None:
-    """Limit this process and its children: addresses and the size of a file to `memory_bytes`, the number of tasks, and
-    no core dump.
+def limit_process(memory_bytes: int | None, reserved_bytes: int = 0, file_bytes: int | None = None) -> None:
+    """Limit this process and its children: memory to `memory_bytes`, the size of a file to `file_bytes` (None = as
+    memory), the number of tasks, and no core dump.
+
+    `reserved_bytes`: addresses that the process may have beside its memory. Then private memory has a limit of its own.
     """
-    _lower(resource.RLIMIT_AS, memory_bytes)
-    _lower(resource.RLIMIT_FSIZE, memory_bytes)
+    if memory_bytes is not None:
+        _lower(resource.RLIMIT_AS, memory_bytes + reserved_bytes)
+        if reserved_bytes:
+            _lower(resource.RLIMIT_DATA, memory_bytes)
+    if (most_bytes := file_bytes or memory_bytes) is not None:
+        _lower(resource.RLIMIT_FSIZE, most_bytes)
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_NPROC, _tasks_of(os.getuid()) + MORE_TASKS)
 

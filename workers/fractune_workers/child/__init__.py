@@ -82,8 +82,8 @@ class Child:
     Not thread-safe but for `interrupt`: one supervisor thread owns it, and that thread must live as long as the
     child, because the child dies with the thread that started it. `before_kill` is called with the process id of a
     living child before it is killed, and says whether the kill harms no other process. In a `sandbox`, its
-    environment is cut down, a call has a limit on CPU time, and the folders that it may write in are emptied before it
-    starts. `memory_bytes`: its memory without a sandbox, which has such a limit itself; None = no limit.
+    environment is cut down, a call may have a limit on CPU time, and the folders that it may write in are emptied
+    before it starts. `memory_bytes`: its memory without a sandbox, which has such a limit itself; None = no limit.
     """
 
     def __init__(
@@ -121,6 +121,11 @@ class Child:
         """Process id of the living child, None when there is none."""
         return self._process.pid if self._process and self._process.poll() is None else None
 
+    def log_lacking(self, what: str) -> None:
+        """Log, once, the protections that the sandbox of the child that does `what` lacks on this host."""
+        while self.lacking and self.generation == 1:
+            _log.warning("the sandbox of the child that %s is not whole: %s", what, self.lacking.pop(0))
+
     def ensure(self) -> int:
         """Start the process if none lives, or afresh when it is due; return its generation."""
         if self.pid is not None and self._recycle_calls and self._calls >= self._recycle_calls:
@@ -152,7 +157,7 @@ class Child:
         if answer is None:
             raise ChildTimeout(f"no answer within {timeout_s:g} s", released=self.kill())
         if "error" in answer:
-            failure = error_of(answer, sandboxed=self._sandbox is not None)
+            failure = error_of(answer, trusted=self._sandbox is None or method in self._sandbox.early_methods)
             if isinstance(failure, ChildDied):
                 self.stop()  # it is about to end: no other call may find it
             raise failure
@@ -179,7 +184,7 @@ class Child:
             self._is_wanted = None
 
     def _limit_cpu(self, timeout_s: float) -> None:
-        if self._sandbox is not None and self._process is not None:
+        if self._sandbox is not None and self._sandbox.limits_cpu and self._process is not None:
             self._cpu_s = max(1, int(_CPU_PART * timeout_s))
             with contextlib.suppress(OSError):  # it has ended, and the call finds out
                 self._cpu_end_s = limit_cpu(self._process.pid, self._cpu_s)
@@ -325,7 +330,7 @@ class Child:
             raise self._death() from error
         if "error" in ready:
             self.kill()
-            raise error_of(ready, sandboxed=self._sandbox is not None)
+            raise error_of(ready, trusted=True)
         self.lacking = ready["lacking"]
 
     def _not_ready(self) -> ChildTimeout:

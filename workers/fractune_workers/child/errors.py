@@ -100,13 +100,13 @@ def retry_if_killed(run: Callable[[], _T]) -> _T:
         raise ChildKilled(f"{error}, {TRIES} times in a row; is this machine out of memory?") from error
 
 
-def error_of(answer: Mapping[str, str], *, sandboxed: bool) -> FractuneError:
+def error_of(answer: Mapping[str, str], *, trusted: bool) -> FractuneError:
     """The error that a child's answer names.
 
-    A sandboxed child may be hostile: another name than those of `_OF_READERS` could end its worker, or have the work
-    done again without end. It makes a plain FractuneError.
+    A child that has read or run what a stranger made may be hostile: another name than those of `_OF_READERS` could
+    end its worker, or have the work done again without end. It makes a plain FractuneError.
     """
     name, message = answer["error"], answer["message"]
     if name == CallFailed.__name__:
         return CallFailed(message)
-    return error_from_name(name if not sandboxed or name in _OF_READERS else "", message)
+    return error_from_name(name if trusted or name in _OF_READERS else "", message)

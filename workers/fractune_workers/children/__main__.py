@@ -13,15 +13,17 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from fractune_core.errors import FractuneError, first_line
 from fractune_core.host.parent_death import die_with_parent, group_dies_with
 from fractune_core.host.sandboxing.sandbox import Sandbox
+from fractune_core.host.sandboxing.syscall_filter import refuse_to_write_files
 from fractune_workers.child.errors import ChildDied, LimitMet, memory_met_by
 from fractune_workers.child.messages import decode, encode
 from fractune_workers.children.tvm_api.keep_out import backends_kept_out, functions_listed_once, keep_torch_out
-from fractune_workers.scratch_dir import own_temporary_files
+from fractune_workers.scratch_dir import own_temporary_files, use_for_temporary_files
 
 _WRITERS = tuple(f"fractune_workers.children.{room}." for room in ("building", "compiling", "importing", "searching"))
 """Rooms whose children write temporary files: the files of a killed child are removed when the next one starts. The
@@ -30,6 +32,8 @@ _USERS_OF_TVM = (*_WRITERS, *(f"fractune_workers.children.{module}" for module i
 
 Methods = Mapping[str, Callable[..., Any]]
 
+_CONFINED = ("fractune_workers.children.measuring.child",)
+"""Children that enter a share of a CPU before their sandbox, which would keep them from it"""
 _LAST_ANSWERS = frozenset((ChildDied.__name__, LimitMet.__name__))
 """errors that end this process"""
 
@@ -61,14 +65,21 @@ def _error_json(error: Exception) -> dict[str, Any]:
     return {"error": "CallFailed", "message": f"{type(error).__name__}: {first_line(error)}"}
 
 
-def _enter_sandbox(link: Connection) -> list[str]:
-    """The limits of the sandbox that do not hold here, a line each."""
-    sandbox = decode(link.recv_bytes())["value"]
-    return [] if sandbox is None else Sandbox.from_json(sandbox).enter()
-
-
 def _open_and_serve(link: Connection) -> None:
-    lacking = _enter_sandbox(link)
+    said = decode(link.recv_bytes())["value"]
+    lacking: list[str] = []
+
+    def enter_sandbox() -> None:
+        if said is None:
+            return
+        sandbox = Sandbox.from_json(said)
+        lacking.extend(sandbox.enter())
+        if enters_itself:  # before, it finds locks and MPS daemons in the folder that all processes of the host share
+            use_for_temporary_files(Path(sandbox.writable[0]))
+
+    enters_itself = sys.argv[4] in _CONFINED
+    if not enters_itself:
+        enter_sandbox()
     keep_torch_out()
     gc.disable()  # nothing of what is imported is garbage, and to look takes a tenth of the time that TVM takes
     try:
@@ -76,10 +87,14 @@ def _open_and_serve(link: Connection) -> None:
             if sys.argv[4].startswith(_USERS_OF_TVM):
                 importing.enter_context(functions_listed_once())
                 importing.enter_context(backends_kept_out())
-            methods: Methods = importlib.import_module(sys.argv[4]).open_child(sys.argv[5:])
+            open_child = importlib.import_module(sys.argv[4]).open_child
+            methods: Methods = open_child(sys.argv[5:], *([enter_sandbox] if enters_itself else []))
     except Exception as error:  # noqa: BLE001  the parent must learn of any error
         link.send_bytes(encode(_error_json(error)))
         return
+    if enters_itself and said is not None:
+        with contextlib.suppress(OSError):
+            refuse_to_write_files()
     gc.freeze()  # nor will it be
     gc.enable()
     link.send_bytes(encode({"lacking": lacking}))

@@ -58,6 +58,7 @@ class CpuLimitConfinement(Confinement):
         self.cores: list[int] = list(units) or self._topology.choose(
             self._allowed, self._size.span or len(self._allowed)
         )
+        self._burned_m = 0
         self._made: Path | None = None
         self._came_from: Path | None = None
 
@@ -102,11 +103,11 @@ class CpuLimitConfinement(Confinement):
         if folder := os.environ.get(_CGROUP):
             self._came_from = self._cgroups.current()
             self._join(Path(folder))
-        self._check_holds()
+        self._burned_m = self._burn(self._check_holds())  # now: a process in a sandbox starts no others
 
     def verify(self) -> GrantedShare:
-        """The limit, once it is the least of all cgroups above this process, all threads are under it, and busy
-        processes got as much as it allows.
+        """The limit, once it is the least of all cgroups above this process, and all threads are under it. Busy
+        processes got as much as it allows, when it was entered or now.
         """
         check_affinities(self.share, self.cores)
         self._check_threads()
@@ -126,7 +127,7 @@ class CpuLimitConfinement(Confinement):
                 span=len(self.cores),
                 period_us=quota.period_us,
                 burst_us=quota.burst_us,
-                burned_m=self._burn(quota),
+                burned_m=self._burned_m or self._burn(quota),
             ),
         )
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +27,6 @@ from fractune_core.codec.plain_json import from_json
 from fractune_core.disturbed import TRIES
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import ArtifactItem, MeasureWork, work_record
-from fractune_core.host.machine import model_memory_bytes
 from fractune_core.implementations import DIRECT
 from fractune_core.records import (
     FIRST_POLICY,
@@ -48,6 +49,8 @@ from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from fractune_workers.faults.guard import Preparation, Quarantined, guard_for
 from fractune_workers.gpu.nvml import Clocks
 from fractune_workers.locks.core_locks import default_lock_dir
+from fractune_workers.sandboxes import NO_FILES, MeasurerLimits, measurer_sandbox
+from fractune_workers.scratch_dir import open_scratch_dir
 
 CHILD_ERRORS = (*CALL_ERRORS, Quarantined)
 """raised by a call when the artifact is to blame"""
@@ -138,9 +141,9 @@ class MeasurementSession:
 
     Where faults spread to the other clients of a device, everything that touches the child goes through
     `fractune_workers.faults.guard`. The sessions of one device find each other in `lock_dir`, a folder; None = that of
-    the core locks of this user's workers. `cache`: WARM or COLD, of a GPU. `memory_bytes`: the memory of the child of a
-    CPU's share; None = a share of the host's memory. CUDA addresses far more than it uses, so a GPU's has no
-    limit. `packed`: the folder of a pack, in place of TVM's compiler (`children/measuring/setup.py`).
+    the core locks of this user's workers. `cache`: WARM or COLD, of a GPU. The child runs in a sandbox within
+    `limits`, which must let it read the bundles that it times. `packed`: the folder of a pack, in place of TVM's
+    compiler (`children/measuring/setup.py`).
     """
 
     def __init__(
@@ -150,7 +153,7 @@ class MeasurementSession:
         margin: float = DEFAULT_MARGIN,
         lock_dir: Path | None = None,
         cache: str = WARM,
-        memory_bytes: int | None = None,
+        limits: MeasurerLimits = NO_FILES,
         packed: Path | None = None,
     ) -> None:
         self._share = str(share)
@@ -161,19 +164,22 @@ class MeasurementSession:
         LimitCgroups().remove_dead()
         self._confinement = confinement_for(share, cores)
         self._confinement.probe()
+        self._held = ExitStack()
+        own_dir = self._held.enter_context(open_scratch_dir())
         units = ",".join(str(core) for core in cores)
         self._child = Child(
             _CHILD,
             [str(share), units, *([] if packed is None else [str(packed)])],
-            env=self._confinement.environment(),
+            env={**_folders_of_all(), **self._confinement.environment()},
             before_kill=self._confinement.before_kill,
             # A CPU share confines its process itself; that of a GPU launches its kernels from these cores.
             start=Start(cores if share.device_kind == "cuda" else (), launcher_of(self._confinement)),
-            memory_bytes=model_memory_bytes(memory_bytes) if share.device_kind == "cpu" else None,
+            sandbox=measurer_sandbox(share, own_dir, limits if packed is None else replace(limits, readable=[packed])),
         )
         try:
             self._guard = guard_for(self._child, self._confinement, lock_dir or default_lock_dir())
         except FractuneError:
+            self._held.close()
             self._confinement.leave()  # else a daemon that it started would stay
             raise
         self._verified = 0
@@ -198,10 +204,15 @@ class MeasurementSession:
         """Verify the share of the present child. Raises ShareUnavailable: nothing is measured unconfined."""
         self._guard.get_ready(self._preparation())
 
+    def log_lacking(self) -> None:
+        """Log, once, the protections that the sandbox of the child lacks on this host."""
+        self._child.log_lacking("measures candidates")
+
     def stop(self) -> None:
         try:
             self._guard.stop()
         finally:
+            self._held.close()
             self._confinement.leave()
 
     @property
@@ -326,6 +337,11 @@ class MeasurementSession:
             self.call("begin", LOAD_TIMEOUT_S, args_info=batch.args_info, seed=batch.seed)
             self._prepared = (self._child.generation, batch)
             self.preparation += 1
+
+
+def _folders_of_all() -> dict[str, str]:
+    """Variables by which a process finds the locks and MPS daemons that all processes of the host share."""
+    return {name: os.environ[name] for name in ("TMPDIR", "XDG_RUNTIME_DIR") if name in os.environ}
 
 
 def measured_record(

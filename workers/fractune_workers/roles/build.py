@@ -6,7 +6,8 @@ import json
 import math
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from fractune_core import __version__
@@ -58,13 +59,17 @@ def _limit(secs: Collection[float], times: int, shortest_s: int) -> int:
 
 
 class Builder(Role):
-    def __init__(self, context: WorkerContext, memory_bytes: int | None = None) -> None:
+    def __init__(
+        self, context: WorkerContext, memory_bytes: int | None = None, secret_files: Sequence[Path] = ()
+    ) -> None:
+        """Its child cannot read `secret_files`."""
         self._context = context
         self._deadline = Deadline()
-        self._process = BuilderProcess(memory_bytes)
+        self._process = BuilderProcess(memory_bytes, secret_files)
 
     def warm_up(self) -> None:
         self._context.load(self._process.child)
+        self._process.child.log_lacking("compiles candidates")
 
     def queue(self) -> str:
         return BUILD_QUEUE

@@ -151,16 +151,11 @@ class Compiler(Role):
 
     def _call(self, method: str, timeout_s: float, **payload: Any) -> Any:
         def call() -> Any:
-            if self._child.ensure() == 1:
-                self._log_lacking()
+            self._child.ensure()
+            self._child.log_lacking("reads models")
             return self._child.call(method, timeout_s, **payload)
 
         return retry_if_killed(call)
-
-    def _log_lacking(self) -> None:
-        """Once."""
-        while self._child.lacking:
-            _log.warning("the sandbox of the child that reads models is not whole: %s", self._child.lacking.pop(0))
 
     def _model_args(self, work: IngestWork | CompileWork) -> dict[str, Any]:
         path = self._model_file(work.model, work.model_name)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from fractune_core import tracing
 from fractune_core.analysis.noise import DEFAULT_MARGIN
@@ -43,6 +44,7 @@ from fractune_workers.measuring.session import (
 )
 from fractune_workers.measuring.validation import validation
 from fractune_workers.roles import Role
+from fractune_workers.sandboxes import MeasurerLimits
 
 _FIRST_ROOFS = 3
 """the first ones measure the memory too"""
@@ -57,12 +59,17 @@ class Measurer(Role):
         margin: float = DEFAULT_MARGIN,
         cache: str = WARM,
         memory_bytes: int | None = None,
+        secret_files: Sequence[Path] = (),
     ) -> None:
+        """Its child cannot read `secret_files`."""
         self._context = context
         self._share = share
         self._audit = audit_file(context.name)
         locks = context.core_locks.directory
-        self._session = MeasurementSession(share, context.cores, margin, locks, cache, memory_bytes)
+        self._bundles_dir = context.scratch_dir / "bundles"
+        self._bundles_dir.mkdir()
+        limits = MeasurerLimits(memory_bytes, readable=[self._bundles_dir], hidden=secret_files)
+        self._session = MeasurementSession(share, context.cores, margin, locks, cache, limits)
         gpu = self._session.gpu_uuid
         self._turns = None if gpu is None else GpuTurns(locks, gpu)
         self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: UNKNOWN_CLOCKS
@@ -75,6 +82,7 @@ class Measurer(Role):
 
     def start(self) -> None:
         self._session.handshake()
+        self._session.log_lacking()
 
     @property
     def _device(self) -> Device:
@@ -193,7 +201,7 @@ class Measurer(Role):
 
     def _time_model(self, work: TimeModelWork) -> None:
         transaction = self._context.transaction(work)
-        path = self._context.scratch_dir / "timed.fractune"
+        path = self._bundles_dir / "timed.fractune"
         try:
             path.write_bytes(self._context.signed_blob(bundle_blob(work.bundle)))
             with self._slot(alone=True):

@@ -20,6 +20,7 @@ from fractune_core.host.machine import beside_others
 from fractune_core.shares import Share
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from fractune_workers.measuring.session import MeasurementSession
+from fractune_workers.sandboxes import MeasurerLimits
 from tests.support.processes.forked import succeeds_in_child
 from tests.unit.conftest import Small
 
@@ -46,7 +47,8 @@ def busy(core: int) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_model_beside_a_busy_process_is_marked(
     core: int, busy: subprocess.Popen[bytes], small: Small, tmp_path: Path
 ) -> None:
-    session = MeasurementSession(Share.parse("cpu:1"), [core], lock_dir=tmp_path)
+    limits = MeasurerLimits(readable=[small.bundle.parent])
+    session = MeasurementSession(Share.parse("cpu:1"), [core], lock_dir=tmp_path, limits=limits)
     try:
         found = session.time_model(small.bundle)
     finally:

@@ -14,6 +14,7 @@ from fractune_core.shares import Share
 from fractune_workers.child.errors import LimitMet
 from fractune_workers.children.tvm_api.target import host_device
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
+from fractune_workers.sandboxes import MeasurerLimits
 from tests.support.client_samples import bundle_bytes
 
 MEMORY_BYTES = 3 << 28
@@ -28,7 +29,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeasurementSes
         patch.setattr(machine, "_MODEL_SHARE", 0.0)
         patch.setattr(machine, "_FEWEST_MODEL_BYTES", MEMORY_BYTES)
         core = sorted(os.sched_getaffinity(0))[:1]
-        made = MeasurementSession(Share.parse("cpu:1"), core, lock_dir=tmp_path_factory.mktemp("gate"))
+        limits = MeasurerLimits(readable=[tmp_path_factory.getbasetemp()])
+        made = MeasurementSession(Share.parse("cpu:1"), core, lock_dir=tmp_path_factory.mktemp("gate"), limits=limits)
     made.handshake()
     yield made
     made.stop()

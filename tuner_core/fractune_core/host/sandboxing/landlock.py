@@ -31,10 +31,10 @@ class _PathBeneath(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
 
 
-def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> None:
+def restrict_files(readable: Iterable[str], writable: Iterable[str], *, programs: bool = True) -> None:
     """Limit this thread and its children to opening files and folders of `readable`, and of `writable` also for
-    writing; missing paths are left out. In writable folders they make files and folders, but no links. The process must
-    have given up new privileges.
+    writing; missing paths are left out. In writable folders they make files and folders, but no links. Without
+    `programs` they run none of these files. The process must have given up new privileges.
 
     Raises OSError when the kernel has no Landlock, or does not let it be used.
     """
@@ -43,11 +43,12 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> None:
     ruleset = _Ruleset(handled, 0, _SCOPES if version >= 6 else 0)
     size = ctypes.sizeof(ruleset) if version >= 6 else 8
     rules = _call(_CREATE_RULESET, ctypes.byref(ruleset), size, 0)
+    refused = _NEVER if programs else _NEVER | _EXECUTE
     try:
         for path in readable:
-            _allow(rules, path, handled & _TO_READ)
+            _allow(rules, path, handled & _TO_READ & ~refused)
         for path in writable:
-            _allow(rules, path, handled & ~_NEVER)
+            _allow(rules, path, handled & ~refused)
         _call(_RESTRICT_SELF, rules, 0)
     finally:
         os.close(rules)

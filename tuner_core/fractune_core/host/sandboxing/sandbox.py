@@ -1,5 +1,5 @@
-"""A sandbox for a process that reads strangers' files: no new privileges, only the files that it needs, no network, no
-other process's memory, and limits.
+"""A sandbox for a process that reads strangers' files or runs their code: no new privileges, only the files that it
+needs, no network, no other process's memory, and limits.
 
 `Sandbox.enter` skips protections that the kernel does not grant, tests each protection, and names those that are
 missing. `python -m fractune_core.host.sandboxing.sandbox FILE` prints the missing protections on this host as JSON, for
@@ -22,7 +22,13 @@ from typing import Any
 from fractune_core.host.limits import limit_process
 from fractune_core.host.machine import usable_memory_bytes
 from fractune_core.host.sandboxing.landlock import restrict_files
-from fractune_core.host.sandboxing.syscall_filter import refuse_system_calls
+from fractune_core.host.sandboxing.syscall_filter import (
+    NEEDED_BY_CUDA,
+    OWN_CPU_LIMIT,
+    PROCESSES,
+    PROGRAMS,
+    refuse_system_calls,
+)
 
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 _CAPABILITIES_3 = 0x20080522
@@ -33,57 +39,84 @@ _SETTINGS = ("/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf", "/etc/p
 _CORE = str(Path(__file__).parents[2])
 _NOWHERE = "/dev/null"
 
-_KEPT = frozenset(
-    ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV")
-)
+_KEPT = frozenset(("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV"))
 _SECRETS = frozenset(("FRACTUNE_SECRET", "FRACTUNE_REDIS", "FRACTUNE_DATABASE"))
-_KEPT_PREFIXES = ("LC_", "PYTHON", "TVM_", "OMP_", "OPENBLAS_", "MALLOC_")
+_KEPT_PREFIXES = ("LC_", "PYTHON", "TVM_", "OMP_", "OPENBLAS_", "MALLOC_", "CUDA_", "NVIDIA_")
 
 
 @dataclass(frozen=True)
 class Sandbox:
     """The permissions that one process keeps."""
 
-    memory_bytes: int
-    """bytes of addresses, and of one file"""
+    memory_bytes: int | None
+    """bytes of addresses, and of one file; None = no limit"""
+    reserved_bytes: int = 0
+    """of addresses beside these that it does not fill. Threads reserve far more than they use"""
+    file_bytes: int | None = None
+    """of one file, where that is not `memory_bytes`"""
+    limits_cpu: bool = True
+    """whether a call has a limit on CPU time, and not only its deadline. Else it may set one for itself"""
+    processes: bool = True
+    """whether it may start other processes"""
+    programs: bool = True
+    """whether it, or what it starts, may run other programs"""
+    uses_cuda: bool = False
+    """It keeps what CUDA's driver is known to need, and all files: no such process was tried with Landlock."""
     readable: tuple[str, ...] = ()
     """files and folders, in addition to Python, our packages and the system's libraries"""
     writable: tuple[str, ...] = ()
     """folders; one of them must be the folder for temporary files"""
     hidden: tuple[str, ...] = ()
     """files that must be unreadable; this is tested"""
+    early_methods: tuple[str, ...] = ()
+    """of a child: called before it has read or run anything of a stranger, so its supervisor trusts their errors"""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Sandbox:
-        paths = {name: tuple(said[name]) for name in ("readable", "writable", "hidden")}
-        return cls(memory_bytes=said["memory_bytes"], **paths)
+        paths = {name: tuple(said[name]) for name in ("readable", "writable", "hidden", "early_methods")}
+        return cls(**{**said, **paths})
 
     def enter(self) -> list[str]:
         """Enter the sandbox, before this process has a second thread. Returns a line for each missing protection."""
         ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _keep_capabilities(_READ_ANY_FILE)
-        limit_process(self.memory_bytes)
+        limit_process(self.memory_bytes, self.reserved_bytes, self.file_bytes)
+        if not self.uses_cuda:
+            with contextlib.suppress(OSError):
+                restrict_files(_needed(self.readable), (_NOWHERE, *self.writable), programs=self.programs)
+        refused = [name for name, may in ((PROCESSES, self.processes), (PROGRAMS, self.programs)) if not may]
+        spared = [*(NEEDED_BY_CUDA if self.uses_cuda else ()), *(() if self.limits_cpu else (OWN_CPU_LIMIT,))]
         with contextlib.suppress(OSError):
-            restrict_files(_needed(self.readable), (_NOWHERE, *self.writable))
-        with contextlib.suppress(OSError):
-            refuse_system_calls()
+            refuse_system_calls(refused, spared)
         return list(self._lacking())
 
     def _lacking(self) -> Iterator[str]:
+        if (threads := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208  no pathlib for a start this early
+            yield f"{threads - 1} of its threads lie outside of it (it was entered too late)"
         for path in self.hidden:
             if _opens(path):
-                yield f"it can read {path} ({_landlock_hint(path, self.readable)})"
+                yield f"it can read {path} ({self._hint(path)})"
         if _opens(f"/proc/{os.getppid()}/environ"):
-            yield "it can read the memory of the process that started it (this kernel grants no Landlock)"
+            yield f"it can read the memory of the process that started it ({self._no_landlock})"
         if _signals(os.getppid()):
             yield "it can end other processes of its user (Landlock refuses signals from Linux 6.12 on)"
         if _makes_sockets():
             yield "it can open network connections (this kernel takes no filter of system calls, seccomp)"
-        if os.getuid() == 0:
+        if os.getuid() == 0 and self.processes:
             yield "the number of its processes is not limited (it runs as root; start workers as another user)"
+
+    @property
+    def _no_landlock(self) -> str:
+        return "CUDA was not tried with Landlock" if self.uses_cuda else "this kernel grants no Landlock"
+
+    def _hint(self, path: str) -> str:
+        within = next((folder for folder in _needed(self.readable) if Path(path).is_relative_to(folder)), None)
+        if within is None or self.uses_cuda:
+            return self._no_landlock
+        return f"it lies in {within}, which it must read; move it"
 
 
 def plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -142,11 +175,6 @@ def _makes_sockets() -> bool:
     except OSError:
         return False
     return True
-
-
-def _landlock_hint(path: str, readable: tuple[str, ...]) -> str:
-    within = next((folder for folder in _needed(readable) if Path(path).is_relative_to(folder)), None)
-    return f"it lies in {within}, which it must read; move it" if within else "this kernel grants no Landlock"
 
 
 if __name__ == "__main__":

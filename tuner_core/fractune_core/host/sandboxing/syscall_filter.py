@@ -11,9 +11,23 @@ import errno
 import os
 import resource
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
-_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+_Numbers = tuple[int | None, int | None]
+"""x86-64, aarch64; None where the architecture lacks the call"""
+
+PROGRAMS, PROCESSES = "it would run programs", "it would start processes, or own memory that no limit counts"
+UNIX_SOCKETS = "it would reach other processes of this host"
+SHARED_MEMORY = "it would share memory with others"
+OTHERS_FILES = "Landlock lets it change owners, modes and times of files that it cannot open"
+OWN_CPU_LIMIT = "it would lift its limit on CPU time"
+LOG = "it would empty the log that it inherits"
+NEEDED_BY_CUDA = (UNIX_SOCKETS, SHARED_MEMORY, OTHERS_FILES, LOG)
+"""CUDA's driver reaches an MPS daemon over a Unix socket, and sizes files of shared memory"""
+
+_SET_FILTER, _ALL_THREADS, _SPEC_ALLOW = 1, 1, 4
+"""Without SPEC_ALLOW, kernels before 5.16 slow a process with a filter down: its loads wait for older stores."""
+_SECCOMP = (317, 277)
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 """where the kernel's `struct seccomp_data` has them"""
@@ -25,15 +39,22 @@ _NEW_NAMESPACES = 0x7E020000
 """flags of `clone`"""
 _OWN, _ONE_PROCESS = 0, 0
 _ONE_PROCESS_IO = 1
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
+_FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
+_SAME_HOST = 1
+"""AF_UNIX"""
+_NEW_THREAD = 0x10000
+"""a flag of `clone`"""
 
-_Numbers = tuple[int | None, int | None]
-"""x86-64, aarch64; None where the architecture lacks the call"""
-
-# Each with why a process that reads models must not have it.
+# Groups of calls, each with why a process in a sandbox must not have it.
 _REFUSED: dict[str, dict[str, _Numbers]] = {
     "it would reach others": {
-        "socket": (41, 198),
         "io_uring_setup": (425, 425),  # opens sockets without a system call
+        "add_key": (248, 217),
+        "request_key": (249, 218),
+        "keyctl": (250, 219),
+    },
+    SHARED_MEMORY: {
         "shmget": (29, 194),
         "shmat": (30, 196),
         "shmctl": (31, 195),
@@ -47,9 +68,6 @@ _REFUSED: dict[str, dict[str, _Numbers]] = {
         "msgctl": (71, 187),
         "mq_open": (240, 180),
         "mq_unlink": (241, 181),
-        "add_key": (248, 217),
-        "request_key": (249, 218),
-        "keyctl": (250, 219),
     },
     "it would open files by number and not by path": {
         "open_by_handle_at": (304, 265),
@@ -71,7 +89,7 @@ _REFUSED: dict[str, dict[str, _Numbers]] = {
         "setsid": (112, 157),
         "setpgid": (109, 154),
     },
-    "Landlock lets it change owners, modes and times of files that it cannot open": {
+    OTHERS_FILES: {
         "chmod": (90, None),
         "fchmod": (91, 52),
         "fchmodat": (268, 53),
@@ -93,7 +111,7 @@ _REFUSED: dict[str, dict[str, _Numbers]] = {
         "setxattrat": (463, 463),
         "removexattrat": (466, 466),
     },
-    "it would empty the log that it inherits": {
+    LOG: {
         "truncate": (76, 45),
         "ftruncate": (77, 46),
         "fallocate": (285, 47),
@@ -127,11 +145,44 @@ _REFUSED: dict[str, dict[str, _Numbers]] = {
         "reboot": (169, 142),
     },
 }
+_TO_RUN: dict[str, dict[str, _Numbers]] = {
+    PROGRAMS: {
+        "execve": (59, 221),
+        "execveat": (322, 281),
+    },
+    PROCESSES: {
+        "fork": (57, None),
+        "vfork": (58, None),
+        "memfd_create": (319, 279),  # its limit of memory counts no such file; as forks, it multiplies the limit
+        "memfd_secret": (447, 447),
+        "tkill": (200, 130),
+        "rt_sigqueueinfo": (129, 138),
+        "rt_tgsigqueueinfo": (297, 240),
+        "pidfd_send_signal": (424, 424),
+    },
+}
+"""refused only where it is asked for"""
+_MAKING_FILES: dict[str, _Numbers] = {
+    "creat": (85, None),
+    "openat2": (437, 437),  # a filter cannot see its flags
+    "mkdir": (83, None),
+    "mkdirat": (258, 34),
+    "mknod": (133, None),
+    "mknodat": (259, 33),
+    "link": (86, None),
+    "linkat": (265, 37),
+    "symlink": (88, None),
+    "symlinkat": (266, 36),
+    "rename": (82, None),
+    "renameat": (264, 38),
+    "renameat2": (316, 276),
+}
 _NOT_THERE: dict[str, _Numbers] = {"clone3": (435, 435)}
 """refused as by an older kernel: a filter cannot see its flags, and glibc calls `clone` instead"""
 
 _Condition = tuple[int, int, int, bool]
 """of an argument: where it lies, by which comparison with which value, and whether that must hold"""
+_When = dict[str, tuple[_Numbers, tuple[tuple[_Condition, ...], ...]]]
 
 
 def _low(argument: int) -> int:
@@ -146,22 +197,36 @@ def _is_not(at: int, value: int) -> _Condition:
     return (at, _IF_EQUAL, value, False)
 
 
+def _is(at: int, value: int) -> _Condition:
+    return (at, _IF_EQUAL, value, True)
+
+
+def _lacks(at: int, bits: int) -> _Condition:
+    return (at, _IF_ANY_BIT, bits, False)
+
+
+_NAMESPACES = ((_low(0), _IF_ANY_BIT, _NEW_NAMESPACES, True),)
+_IS_NOT_AS, _IS_NOT_CPU = (_is_not(_low(1), limit) for limit in (resource.RLIMIT_AS, resource.RLIMIT_CPU))
+_NEW_LIMIT = (_low(2), _high(2))
 _OTHER_PROCESS = ((_is_not(_low(0), _OWN),),)
-_REFUSED_WHEN: dict[str, tuple[_Numbers, tuple[tuple[_Condition, ...], ...]]] = {
+_REFUSED_WHEN: _When = {
     # A call is refused if all conditions of any one group hold.
+    "socket": ((41, 198), ((),)),
     # A socket pair of streams is connected already and reaches no other process. A pair of datagrams can send to others
     # by their path: these are the bits of SOCK_DGRAM, SOCK_RAW, SOCK_RDM and SOCK_SEQPACKET.
     "socketpair": ((53, 199), (((_low(1), _IF_ANY_BIT, 0b1110, True),),)),
-    "clone": ((56, 220), (((_low(0), _IF_ANY_BIT, _NEW_NAMESPACES, True),),)),
+    "clone": ((56, 220), (_NAMESPACES,)),
     "prlimit64": (
         (302, 261),
         (
             *_OTHER_PROCESS,
             # To set any but that on addresses, which forks lower for themselves.
-            (_is_not(_low(1), resource.RLIMIT_AS), _is_not(_low(2), 0)),
-            (_is_not(_low(1), resource.RLIMIT_AS), _is_not(_high(2), 0)),
+            *((_IS_NOT_AS, _is_not(half, 0)) for half in _NEW_LIMIT),
         ),
     ),
+    # Whom the kernel signals when a file is ready, and by which signal.
+    "fcntl": ((72, 25), tuple((_is(_low(1), each),) for each in (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX))),
+    "ioctl": ((16, 29), tuple((_is(_low(1), each),) for each in (_FIOSETOWN, _SIOCSPGRP))),
     "sched_setaffinity": ((203, 122), _OTHER_PROCESS),
     "sched_setparam": ((142, 118), _OTHER_PROCESS),
     "sched_setscheduler": ((144, 119), _OTHER_PROCESS),
@@ -169,6 +234,32 @@ _REFUSED_WHEN: dict[str, tuple[_Numbers, tuple[tuple[_Condition, ...], ...]]] = 
     "setpriority": ((141, 140), ((_is_not(_low(0), _ONE_PROCESS),), (_is_not(_low(1), _OWN),))),
     "ioprio_set": ((251, 30), ((_is_not(_low(0), _ONE_PROCESS_IO),), (_is_not(_low(1), _OWN),))),
 }
+
+_WRITING: _When = {
+    "open": ((2, None), (((_low(1), _IF_ANY_BIT, os.O_WRONLY | os.O_RDWR | os.O_CREAT, True),),)),
+    "openat": ((257, 56), (((_low(2), _IF_ANY_BIT, os.O_WRONLY | os.O_RDWR | os.O_CREAT, True),),)),
+}
+
+
+def _conditional(groups: Collection[str]) -> _When:
+    """As `_REFUSED_WHEN`, in a sandbox that refuses PROCESSES, or spares one of the others."""
+    found = dict(_REFUSED_WHEN)
+    if PROCESSES in groups:
+        to_others = ((_is_not(_low(0), os.getpid()),),)
+        found |= {
+            "clone": ((56, 220), (_NAMESPACES, (_lacks(_low(0), _NEW_THREAD),))),
+            # Landlock refuses signals only from Linux 6.12 on.
+            "kill": ((62, 129), to_others),
+            "tgkill": ((234, 131), to_others),
+        }
+    if OWN_CPU_LIMIT in groups:
+        other = ((_IS_NOT_AS, _IS_NOT_CPU, _is_not(half, 0)) for half in _NEW_LIMIT)
+        found |= {"prlimit64": ((302, 261), (*_OTHER_PROCESS, *other))}
+    if UNIX_SOCKETS in groups:
+        found |= {"socket": ((41, 198), ((_is_not(_low(0), _SAME_HOST),),))}
+    return found
+
+
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
 _Step = tuple[int, int, int, int]
@@ -179,36 +270,55 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def refuse_system_calls() -> None:
-    """Install the filter for this thread and its children. The process must have given up new privileges.
+def refuse_to_write_files() -> None:
+    """Let no thread of this process open a file to write, or make one, from now on. Raises OSError as below."""
+    _install([_MAKING_FILES], _WRITING, _SPEC_ALLOW | _ALL_THREADS)
+
+
+def refuse_system_calls(refused: Collection[str] = (), spared: Collection[str] = ()) -> None:
+    """Install the filter for this thread and its children. The process must have given up new privileges. `refused`:
+    groups of calls that are refused too (PROGRAMS, PROCESSES); `spared`: groups that are not (NEEDED_BY_CUDA).
 
     Raises OSError when the kernel takes no filter, or the numbers of the architecture are not known here.
     """
+    groups = [calls for name, calls in _REFUSED.items() if name not in spared]
+    groups += [calls for name, calls in _TO_RUN.items() if name in refused]
+    _install(groups, _conditional([*refused, *spared]), _SPEC_ALLOW)
+
+
+def _install(groups: Sequence[dict[str, _Numbers]], conditional: _When, flags: int) -> None:
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"the system calls of {machine} are not known here")
-    instructions = b"".join(struct.pack("HBBI", *step) for step in _steps(*_ARCHITECTURES[machine]))
+    architecture, column = _ARCHITECTURES[machine]
+    steps = _steps(architecture, column, groups, conditional)
+    instructions = b"".join(struct.pack("HBBI", *step) for step in steps)
     program = _Program(len(instructions) // 8, instructions)
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
+    if libc.syscall(ctypes.c_long(_SECCOMP[column]), _SET_FILTER, flags, ctypes.byref(program)) != 0:
         raise OSError(ctypes.get_errno(), "the kernel takes no filter of system calls")
 
 
-def _steps(architecture: int, column: int) -> Iterator[_Step]:
+def _steps(
+    architecture: int, column: int, groups: Sequence[dict[str, _Numbers]], conditional: _When
+) -> Iterator[_Step]:
     yield (_LOAD, 0, 0, _ARCHITECTURE_AT)
     yield from _unless(_IF_EQUAL, architecture, _REFUSE)
     yield (_LOAD, 0, 0, _NUMBER_AT)
     yield from _if(_IF_AT_LEAST, _X32, [(_RETURN, 0, 0, _REFUSE)])
-    refused = [numbers for calls in _REFUSED.values() for numbers in calls.values()]
-    for error, calls in ((errno.EPERM, refused), (errno.ENOSYS, [*_NOT_THERE.values()])):
-        for numbers in calls:
-            if (number := numbers[column]) is not None:
-                yield from _if(_IF_EQUAL, number, [(_RETURN, 0, 0, _ERROR | error)])
-    for numbers, groups in _REFUSED_WHEN.values():
+    for error, calls in ((errno.EPERM, groups), (errno.ENOSYS, [_NOT_THERE])):
+        for listed in _numbers(calls, column):
+            yield from _if(_IF_EQUAL, listed, [(_RETURN, 0, 0, _ERROR | error)])
+    for numbers, checked in conditional.values():
         if (number := numbers[column]) is not None:
-            checks = [step for conditions in groups for step in _refuse_when(conditions)]
+            checks = [step for conditions in checked for step in _refuse_when(conditions)]
             yield from _if(_IF_EQUAL, number, [*checks, (_RETURN, 0, 0, _ALLOW)])
     yield (_RETURN, 0, 0, _ALLOW)
+
+
+def _numbers(groups: Sequence[dict[str, _Numbers]], column: int) -> Iterator[int]:
+    for calls in groups:
+        yield from (number for numbers in calls.values() if (number := numbers[column]) is not None)
 
 
 def _if(comparison: int, value: int, then: list[_Step]) -> Iterator[_Step]:

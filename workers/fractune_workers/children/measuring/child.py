@@ -281,18 +281,29 @@ class MeasurerChild:
         return with_denormals(call, kept=False)  # as in `fractune.load`
 
 
-def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
+def _nothing() -> None:
+    pass
+
+
+def open_child(args: list[str], enter_sandbox: Callable[[], None] = _nothing) -> dict[str, Callable[..., Any]]:
     """The arguments are the share, and the cores of a CPU share separated by commas. For candidates of a pack a folder
     follows with the pack's kernels for the host. Then TVM's compiler is not loaded. Raises ShareUnavailable.
     """
-    return confined(args).methods()
+    return confined(args, enter_sandbox).methods()
 
 
-def confined(args: list[str]) -> MeasurerChild:
-    """Enter the share, then load TVM, which sizes its thread pool and looks for CUDA when it is loaded."""
+def confined(args: list[str], enter_sandbox: Callable[[], None] = _nothing) -> MeasurerChild:
+    """Enter the share, then load TVM, which sizes its thread pool and looks for CUDA when it is loaded. The sandbox is
+    entered before the first thread is started: on a GPU CUDA starts them, on a CPU NumPy and TVM.
+    """
     share, cores = Share.parse(args[0]), [int(core) for core in args[1].split(",") if core]
     confinement = confinement_for(share, cores)
-    confinement.enter()
+    if share.device_kind == "cuda":
+        enter_sandbox()
+        confinement.enter()
+    else:  # it may move to a cgroup, and run busy processes there
+        confinement.enter()
+        enter_sandbox()
     packed = Path(args[2]) if len(args) > 2 else None
     return MeasurerChild(confinement, setup_of(share, confinement, packed))
 

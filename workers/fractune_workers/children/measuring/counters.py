@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fractune_core.host.cgroups import ROOT, Throttling, cgroup_folders, throttlings
 from fractune_core.records import Disturbance, TimingPolicy
-from fractune_workers.children.tvm_api.processor import Processor
+
+if TYPE_CHECKING:  # NumPy starts threads, and the sandbox of this process is entered by one
+    from fractune_workers.children.tvm_api.processor import Processor
 
 
 class CpuMeter:

@@ -35,7 +35,7 @@ def test_a_kernel_that_grants_nothing_is_told_of() -> None:
         _AS_ANY_USER
         + """
 
-def refused(*_):
+def refused(*_, **__):
     raise OSError
 sandbox.restrict_files = sandbox.refuse_system_calls = refused
 with tempfile.NamedTemporaryFile() as secret:

@@ -62,7 +62,7 @@ def test_a_build_beyond_its_memory_says_so() -> None:
 
 def test_a_builders_child_has_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int | None] = []
-    monkeypatch.setattr(builder_process, "Child", lambda *_, memory_bytes, **__: made.append(memory_bytes))
+    monkeypatch.setattr(builder_process, "Child", lambda *_, sandbox, **__: made.append(sandbox.memory_bytes))
     BuilderProcess()
     BuilderProcess(7 << 30)
     assert made == [model_memory_bytes(), 7 << 30]
