@@ -254,7 +254,6 @@ def test_a_worker_enqueues_only_for_the_next_role(
 
 FORBIDDEN_TO_A_MEASURER = [
     ("LRANGE", f"rq:queue:{redis_names.BUILD_QUEUE}", "0", "-1"),
-    ("LRANGE", f"rq:queue:{MEASURES}", "0", "-1"),
     ("LMOVE", f"rq:queue:{redis_names.BUILD_QUEUE}", f"rq:queue:{MEASURES}", "LEFT", "RIGHT"),
     ("LMOVE", f"rq:queue:{MEASURES}", f"rq:queue:{redis_names.BUILD_QUEUE}", "LEFT", "RIGHT"),
     ("BLMOVE", f"rq:queue:{redis_names.COMPILE_QUEUE}", f"rq:queue:{MEASURES}", "LEFT", "RIGHT", "1"),

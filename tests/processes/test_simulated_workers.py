@@ -87,6 +87,9 @@ class Session:
     def roof(self) -> None:
         pass
 
+    def serve(self, tenant: str) -> None:
+        pass
+
     def trials(self, batch: Any, _best_s: float) -> dict[str, Outcome]:
         return {name: Outcome(Status.OK, run_secs=(1e-3,) * 3) for name in batch.codes}
 

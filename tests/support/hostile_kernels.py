@@ -7,7 +7,7 @@ An attack that succeeds writes `ESCAPED` and its name into the log of the proces
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +87,6 @@ def operator(expression: Any, far: int = 0) -> tvm.IRModule:
     return tvm.IRModule({"main": te.create_prim_func([x, te.compute((1,), value, name="y")])})
 
 
-def operators(secret: Path, folder: Path, victim: int) -> dict[str, Callable[[], tvm.IRModule]]:
+def operators(secret: Path, folder: Path, victim: int) -> dict[str, tvm.IRModule]:
     found = {**attacks(secret, folder, victim), **endless()}
-    return {
-        **{name: (lambda expression=expression: operator(expression)) for name, expression in found.items()},
-        "outside": lambda: operator(None, _FAR),
-    }
+    return {**{name: operator(expression) for name, expression in found.items()}, "outside": operator(None, _FAR)}

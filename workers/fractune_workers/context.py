@@ -242,8 +242,9 @@ class ResultTransaction:
         # The one call of RQ that leaves a transaction open for the other results.
         message = seal_work(self._context.secret, queue, tracing.with_parent(work))
         at_front = work.round.at_front
+        # `WorkLoop` orders work by the description, which is not signed: nothing else may follow from it.
         data = Queue.prepare_data(
-            HANDLER, args=(message,), job_id=work.work_id, description=work.task, at_front=at_front
+            HANDLER, args=(message,), job_id=work.work_id, description=work.tenant, at_front=at_front
         )
         rq_queue.enqueue_many([data], pipeline=self._pipe)
 

@@ -22,7 +22,7 @@ from fractune_core import __version__, tracing
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.fleet.messages import WorkerInfo
-from fractune_core.fleet.options import WorkerOptions
+from fractune_core.fleet.options import RoleName, WorkerOptions
 from fractune_core.fleet.redis_connection import check_clock, no_redis
 from fractune_core.fleet.redis_names import GREETING_KEY, PROTOCOL
 from fractune_core.fleet.signed_messages import Unsigned, check_greeting, seal_worker
@@ -63,7 +63,8 @@ def run_worker(options: WorkerOptions) -> None:
             handler = WorkHandler(context, role)
             with _registered(context, role, handler, options):
                 role.warm_up()
-                loop = WorkLoop(context.name, context.redis, handler.queue, handler.handle, role)
+                by_owner = options.role == RoleName.MEASURE  # another child for each owner
+                loop = WorkLoop(context.name, context.redis, handler.queue, handler.handle, role, by_owner=by_owner)
                 loop.stop_on_signals(handler.note_stop)
                 loop.run()
         except REDIS_LOST as error:

@@ -67,6 +67,12 @@ class SimulatedSession:
             "versions": {},
         }
 
+    def log_lacking(self) -> None:
+        pass
+
+    def serve(self, tenant: str) -> None:
+        pass
+
     def anchor(self) -> float:
         return 1.0
 

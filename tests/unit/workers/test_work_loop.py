@@ -14,6 +14,7 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.errors import RedisGone
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, HANDLER
+from fractune_workers import work_loop
 from fractune_workers.entry import REDIS_LOST, redis_lost
 from fractune_workers.work_loop import WorkLoop
 from tests.support.processes.redis_process import commands_of, running_redis
@@ -142,3 +143,23 @@ def test_a_worker_that_has_lost_its_redis_says_what_to_do(error: redis.RedisErro
     assert isinstance(error, REDIS_LOST)
     with pytest.raises(RedisGone, match=says):
         raise redis_lost(error)
+
+
+def test_work_of_one_owner_is_taken_together_for_a_while(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with redis.Redis.from_url(redis_url) as connection:
+        queue = Queue(COMPILE_QUEUE, connection=connection, serializer=JSONSerializer)
+        taken: list[str] = []
+        do = lambda job_id, _: taken.append(job_id)  # noqa: E731
+
+        def all_of(owners: str) -> str:
+            taken.clear()
+            for number, owner in enumerate(owners):
+                queue.enqueue_call(HANDLER, args=("",), job_id=f"{owner}{number}", description=owner)
+            WorkLoop("compile-1", connection, COMPILE_QUEUE, do, by_owner=True).run(len(owners))
+            assert connection.llen(queue.intermediate_queue_key) == connection.llen(queue.key) == 0
+            return "".join(each[0] for each in taken)
+
+        assert all_of("aababbab") == "aabbbbaa"
+        assert [each[1:] for each in taken] == ["0", "1", "2", "4", "5", "7", "3", "6"]
+        monkeypatch.setattr(work_loop, "_STAY_S", 0.0)
+        assert all_of("ababab") == "ababab", "others' work waits only so long"

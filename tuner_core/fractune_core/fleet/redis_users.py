@@ -76,7 +76,13 @@ _RULES: Mapping[str, Sequence[str]] = {
         _writes_blobs("artifact"),
         *_enqueues("measure"),
     ),
-    "measure": (*_worker("measure"), _reads_blobs("artifact", "bundle")),
+    "measure": (
+        *_worker("measure"),
+        _reads_blobs("artifact", "bundle"),
+        # To take work of the same tenant first.
+        "(+lrange +watch ~rq:queue:measure.*)",
+        "(+rpush ~rq:queue:measure.*:intermediate)",
+    ),
 }
 
 

@@ -46,9 +46,8 @@ class WorkQueues:
 
     def _prepare(self, queue: str, work: Work, *, at_front: bool) -> EnqueueData:
         message = seal_work(self._secret, queue, tracing.with_parent(work))
-        description = f"{work.task} {work.job}"
         return Queue.prepare_data(
-            HANDLER, args=(message,), job_id=work.work_id, at_front=at_front, description=description
+            HANDLER, args=(message,), job_id=work.work_id, at_front=at_front, description=work.tenant
         )
 
     def clear(self) -> None:

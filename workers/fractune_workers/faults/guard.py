@@ -78,6 +78,9 @@ class NoGuard:
 
         return retry_if_killed(prepared)
 
+    def end_process(self) -> None:
+        self._child.stop()
+
     def stop(self) -> None:
         self._child.stop()
 
@@ -135,6 +138,11 @@ class Guard:
                 return self._attempt(names, run, alone=alone, preparation=preparation)
             except _Void as void:
                 alone = alone or void.failed
+
+    def end_process(self) -> None:
+        """End the child. The next call starts another one."""
+        with self._process_lock:
+            self._vacate()
 
     def stop(self) -> None:
         """End the child, and leave the device."""

@@ -182,6 +182,7 @@ class MeasurementSession:
             self._held.close()
             self._confinement.leave()  # else a daemon that it started would stay
             raise
+        self._tenant: str | None = None
         self._verified = 0
         self._prepared: tuple[int, ArtifactBatch | None] = (0, None)
         self._last_anchor = (0.0, 0, 0.0)
@@ -203,6 +204,16 @@ class MeasurementSession:
     def handshake(self) -> None:
         """Verify the share of the present child. Raises ShareUnavailable: nothing is measured unconfined."""
         self._guard.get_ready(self._preparation())
+
+    def serve(self, tenant: str) -> None:
+        """Have a child that has run nothing of another tenant. Raises ShareUnavailable.
+
+        What ran in a process before may have changed it: its answers, and all that it keeps of the next candidate.
+        """
+        if self._tenant not in (None, tenant):
+            self._guard.end_process()
+            self.handshake()
+        self._tenant = tenant
 
     def log_lacking(self) -> None:
         """Log, once, the protections that the sandbox of the child lacks on this host."""

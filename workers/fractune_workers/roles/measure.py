@@ -67,14 +67,14 @@ class Measurer(Role):
         self._audit = audit_file(context.name)
         locks = context.core_locks.directory
         self._bundles_dir = context.scratch_dir / "bundles"
-        self._bundles_dir.mkdir()
+        self._bundles_dir.mkdir(exist_ok=True)
         limits = MeasurerLimits(memory_bytes, readable=[self._bundles_dir], hidden=secret_files)
         self._session = MeasurementSession(share, context.cores, margin, locks, cache, limits)
         gpu = self._session.gpu_uuid
         self._turns = None if gpu is None else GpuTurns(locks, gpu)
         self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: UNKNOWN_CLOCKS
-        self._best_s: dict[tuple[str, str], float] = {}
-        """fastest median seen here, by workload and target: trials race against it"""
+        self._best_s: dict[tuple[str, str, str], float] = {}
+        """fastest median seen here, by tenant, workload and target: trials race against it"""
         self._highest_roof = Roof(0.0, 0.0, 0)
         self._roofs = 0
         self._next_roof_s = 0.0
@@ -115,6 +115,7 @@ class Measurer(Role):
 
     def handle(self, work: MeasureWork | TimeModelWork) -> None:
         epochs_before = self._session.fault_epochs
+        self._session.serve(work.tenant)
         try:
             if work.task == "time_model":
                 self._time_model(work)
@@ -127,18 +128,19 @@ class Measurer(Role):
         transaction = self._context.transaction(work)
         batch = self._batch(work)
         operator = (work.round.operator.workload_hash, work.round.operator.target_key)
+        own = (work.tenant, *operator)
         is_validation = work.purpose is Kind.VALIDATION
         if is_validation:
             measure = validation(self._session, batch, candidate_id(*operator, UNTUNED))
         else:
-            measure = partial(self._session.trials, batch, self._best_s.get(operator, math.inf))
+            measure = partial(self._session.trials, batch, self._best_s.get(own, math.inf))
         with self._slot(alone=is_validation) as slot:
             roof = self._higher_roof()
             outcomes, conditions = measure_stable(self._session, self._clocks, measure)
         self._context.counts.add(REMEASURED, str(self._share), conditions.attempts - 1)
         if outcomes and work.purpose is Kind.TRIAL:
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
-            self._best_s[operator] = min(fastest_s, self._best_s.get(operator, math.inf))
+            self._best_s[own] = min(fastest_s, self._best_s.get(own, math.inf))
         beside = slot.co_runners, self._context.name
         records = [
             measured_record(self._session, work, item, outcomes.get(item.candidate), conditions, *beside)

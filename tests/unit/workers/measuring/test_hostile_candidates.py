@@ -45,7 +45,7 @@ def session(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measureme
 def codes(folder: Path) -> dict[str, bytes]:
     target = default_target(1)
     made = operators(folder / "secret", folder / "own", os.getpid())
-    return {name: build_object(module(), target) for name, module in made.items()}
+    return {name: build_object(module, target) for name, module in made.items()}
 
 
 def honest() -> bytes:
@@ -67,6 +67,15 @@ def test_no_candidate_gets_out_and_each_loses_only_itself(
     assert (folder / "secret").read_text() == SECRET
     assert not list((folder / "own").iterdir())
     assert session.timed(ArtifactBatch(ARGUMENTS, 0, {"honest": honest()}), ONCE)["honest"].status is Status.OK
+
+
+def test_no_process_serves_two_tenants(session: MeasurementSession) -> None:
+    first, pids = session.generation, []
+    for tenant in ("team-a", "team-a", "team-b"):
+        session.serve(tenant)
+        assert session.is_prepared(None), "the share of the next one is verified before it is wanted"
+        pids.append(session.generation)
+    assert pids == [first, first, first + 1]
 
 
 def test_the_attacks_are_ones(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

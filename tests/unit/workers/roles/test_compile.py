@@ -39,8 +39,6 @@ WORK = CompileWork(
 class TakenOver:
     """A child on a kernel without Landlock, which puts links in its folder where its worker may look."""
 
-    lacking = ()
-
     def __init__(self, _module: str, *, own_dir: Path, **_other: object) -> None:
         self.own_dir = own_dir
         self.secret, self.victim = Path(), Path()
@@ -54,6 +52,9 @@ class TakenOver:
 
     def ensure(self) -> int:
         return 1
+
+    def log_lacking(self, _what: str) -> None:
+        pass
 
     def while_wanted(self, _is_wanted: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
