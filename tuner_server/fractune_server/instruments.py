@@ -109,6 +109,7 @@ class Instruments:
             "reason",
         )
         self.given_up = self._counter("fractune_work_given_up", "Work that no worker could do.", "kind")
+        self.audit_failures = self._counter("fractune_audit_failures", "Calls that the audit lacks.")
         method = "grpc_type", "grpc_service", "grpc_method"
         self.calls_started = self._counter("grpc_server_started", "Calls that have begun.", *method)
         self.calls_handled = self._counter("grpc_server_handled", "Calls that have ended.", *method, "grpc_code")

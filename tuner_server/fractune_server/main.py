@@ -41,6 +41,7 @@ from fractune_server.monitoring.collector import Metrics, ServerCollector
 from fractune_server.monitoring.endpoint import Endpoint
 from fractune_server.monitoring.health import Health
 from fractune_server.selection.model_match import Matcher
+from fractune_server.services.audit import AuditedObject, AuditFile, AuditInterceptor
 from fractune_server.services.fleet import FleetService
 from fractune_server.services.interceptors import CallCounter, ConcurrencyLimit, ErrorInterceptor, HandlerCache
 from fractune_server.services.jobs import MAX_WATCHERS, JobFeeds, JobService
@@ -160,16 +161,22 @@ def make_server(
     stopping: threading.Event,
     health: health_pb2_grpc.HealthServicer,
     authenticator: Authenticator | None,
+    audit: AuditFile | None = None,
 ) -> grpc.Server:
-    """All services on a server that does not listen yet; `authenticator` as for AccessInterceptor."""
+    """All services on a server that does not listen yet; `authenticator` as for AccessInterceptor. `audit`: None
+    = calls are not audited.
+    """
     at_once = THREADS + MAX_WATCHERS
+    audited = ([], []) if audit is None else ([AuditInterceptor(audit)], [AuditedObject()])
     server = grpc.server(
         futures.ThreadPoolExecutor(at_once, thread_name_prefix="grpc"),
         interceptors=[
             HandlerCache(),
             CallCounter(context.instruments),
+            *audited[0],
             ErrorInterceptor(),
             AccessInterceptor(authenticator, at_once),
+            *audited[1],
             ConcurrencyLimit(),
         ],
         # Two servers must not share a port. Calls beyond the number of threads are refused, not left hanging.
@@ -227,7 +234,8 @@ def _serve(
     health = Health(context, engine.silent_s)
     health.servicer.expect(_services())
     authenticator = _authenticator(options, context)
-    server = make_server(context, stopping, health.servicer, authenticator)
+    audit = None if options.audit is None else AuditFile(options.audit, context.instruments)
+    server = make_server(context, stopping, health.servicer, authenticator, audit)
     address = bind(server, options.listen, credentials)
     if options.local_socket is not None:
         bind_local(server, options.local_socket)

@@ -217,7 +217,7 @@ def main() -> int:
     if limit := options.pop("file_limit_bytes", None):
         # A write beyond it fails as on a full disk, with another errno; Python ignores the signal.
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    for name in {"state_dir", "ready_file", "local_socket"} & options.keys():
+    for name in {"state_dir", "ready_file", "local_socket", "audit"} & options.keys():
         options[name] = Path(options[name])
     if "tls" in options:
         options["tls"] = TlsFiles(**{name: Path(path) for name, path in options["tls"].items()})

@@ -166,6 +166,10 @@ class Serving:
         typer.Option("--client-ca", help="With TLS: authority of client certificates, which replace tokens."),
     ] = None
 
+    audit: Annotated[
+        Path | None, typer.Option("--audit", help="File that gets a line for each call: who, what, and its result.")
+    ] = None
+
     def parsed(self) -> dict[str, Any]:
         """The fields of these names in `ServerOptions`. Raises BadRequest if an option lacks its counterpart."""
         tls = None
@@ -175,7 +179,8 @@ class Serving:
             raise BadRequest("--tls-cert and --tls-key go together; pass both")
         elif self.client_ca is not None:
             raise BadRequest(f"--client-ca {self.client_ca}: client certificates need TLS; pass --tls-cert too")
-        return {"listen": self.listen, "insecure": self.insecure, "metrics": self.metrics, "tls": tls}
+        given = {"listen": self.listen, "insecure": self.insecure, "metrics": self.metrics, "audit": self.audit}
+        return {**given, "tls": tls}
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ class StackOptions:
     """allow an address that other machines can reach"""
     metrics: str | None = None
     """HOST:PORT for the server's metrics; None = no such port"""
+    audit: Path | None = None
+    """as of ServerOptions"""
     tls: TlsFiles | None = None
     """serve `listen` with TLS; this machine's user has a socket without it"""
     resume: bool = False
@@ -312,6 +314,7 @@ class Stack:
             # A server that died in mid-job goes on with it, whatever the option at the start was.
             args += ["--resume" if self._options.resume or self._server_starts > 1 else "--no-resume"]
             args += ["--metrics", self._options.metrics] if self._options.metrics else []
+            args += ["--audit", str(self._options.audit)] if self._options.audit else []
             args += ["--insecure"] if self._options.insecure else []
             args += self._tls_args()
             return self._fractune("server", args)

@@ -41,6 +41,8 @@ class ServerOptions:
     metrics: str | None = None
     """HOST:PORT for metrics and health over HTTP; None = no such port. If other machines can reach it, it needs `tls`,
     serves HTTPS, and metrics need a token with the scope `read`."""
+    audit: Path | None = None
+    """file of a line of JSON for each call; None = no such file"""
     ready_file: Path | None = None
     """the server writes its bound address here when it serves"""
 

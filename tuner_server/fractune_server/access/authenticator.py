@@ -108,6 +108,7 @@ class Caller:
     quotas: Quotas = field(default_factory=Quotas)
     max_priority: Priority = Priority.HIGH
     reach: Reach = DEFAULT_REACH
+    token_name: str = ""
     check: Callable[[], None] = field(default=_check_nothing, compare=False)
     """for long calls: raises AccessRefused once the token is revoked or expired"""
 
@@ -128,6 +129,8 @@ class Caller:
 
 
 ANYBODY = Caller()
+UNKNOWN = Caller(scope=Scope.READ)
+"""before a call's caller is known, and where it has shown no valid token"""
 _caller: ContextVar[Caller] = ContextVar("caller")
 
 
@@ -179,13 +182,15 @@ class Authenticator:
             self._attempts.failed(peer)
             raise AccessRefused(_WRONG)
         _check_open(token)
+        check = _Check(partial(self._check_again, text))
+        found = Caller(token.token_id, token.scope, token.quotas, token.max_priority, token.reach, token.name, check)
         if not token.scope.includes(needed):
+            set_caller(found)
             raise ScopeMissing(
                 f"token {token.token_id} ({token.name}) has the scope {token.scope}, and this needs {needed}; "
                 "ask the server's operator for such a token"
             )
-        check = _Check(partial(self._check_again, text))
-        return Caller(token.token_id, token.scope, token.quotas, token.max_priority, token.reach, check)
+        return found
 
     def _check_again(self, text: TokenText) -> None:
         token = self._tokens.find(text)

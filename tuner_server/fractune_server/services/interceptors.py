@@ -41,7 +41,7 @@ Around: TypeAlias = Callable[[Any, grpc.ServicerContext], AbstractContextManager
 """makes the context that a call runs in, from its request and gRPC's context"""
 
 
-class _Interceptor(grpc.ServerInterceptor):
+class Interceptor(grpc.ServerInterceptor):
     """Runs each call of a method in the context that `_around` returns; None leaves the method as it is."""
 
     def _around(self, method: str, handler: Any) -> Around | None:
@@ -97,7 +97,7 @@ class HandlerCache(grpc.ServerInterceptor):
         return found
 
 
-class CallCounter(_Interceptor):
+class CallCounter(Interceptor):
     """Counts and times the calls, under the usual names of gRPC's metrics. Unknown methods are not counted.
 
     It stands around ErrorInterceptor, so that it sees the status codes.
@@ -120,18 +120,18 @@ class CallCounter(_Interceptor):
             yield
             failed = False
         finally:
-            self._instruments.calls_handled.labels(*labels, code_text(_code(context, failed=failed))).inc()
+            self._instruments.calls_handled.labels(*labels, code_text(call_code(context, failed=failed))).inc()
             self._instruments.call_duration.labels(*labels).observe(time.perf_counter() - began)
 
 
-class ErrorInterceptor(_Interceptor):
+class ErrorInterceptor(Interceptor):
     """Ends a call that raises with the error's status code, one line, and the error's name in the trailing metadata."""
 
     def _around(self, method: str, handler: Any) -> Around:
         return _aborting
 
 
-class ConcurrencyLimit(_Interceptor):
+class ConcurrencyLimit(Interceptor):
     """Lets few calls run at once, because threads of one interpreter only slow each other down.
 
     With a hundred calls at once most processor time went into switching threads. The engine, whose thread waits for
@@ -195,7 +195,7 @@ def _job_fields(request: Any) -> AbstractContextManager[None]:
     return log_fields(job=identifier) if collection == Collection.JOBS else nullcontext()
 
 
-def _code(context: Any, *, failed: bool) -> grpc.StatusCode:
+def call_code(context: Any, *, failed: bool) -> grpc.StatusCode:
     if not context.is_active():  # the caller has left, or its deadline is over
         return grpc.StatusCode.CANCELLED
     code: grpc.StatusCode | None = context.code()

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from fractune_server.access.authenticator import Caller, set_caller
-from fractune_server.services.interceptors import Around, ConcurrencyLimit, ErrorInterceptor, HandlerCache, _Interceptor
+from fractune_server.services.interceptors import Around, ConcurrencyLimit, ErrorInterceptor, HandlerCache, Interceptor
 from tests.support.processes.redis_process import wait_until
 
 AT_ONCE, CALLS = 2, 6
@@ -47,7 +47,7 @@ class Calls:
         return b"answer"
 
 
-class Callers(_Interceptor):
+class Callers(Interceptor):
     """Each call says whose it is."""
 
     def _around(self, method: str, handler: Any) -> Around:  # noqa: ARG002  every call alike
@@ -90,7 +90,7 @@ def test_few_calls_run_at_once_and_all_come_to_their_turn() -> None:
         assert [answer.result() for answer in answers] == [b"answer"] * 4 * CALLS
 
 
-class Contexts(_Interceptor):
+class Contexts(Interceptor):
     """Keeps the server's side of every call."""
 
     def __init__(self) -> None:

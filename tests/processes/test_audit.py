@@ -1,0 +1,106 @@
+"""The audit of a real server: each call has its line, without content, and no call fails for want of one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fractune_core.access.tokens import Quotas, Scope
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_server.access.authenticator import BURST
+from fractune_server.admin import create_token
+from fractune_server.instruments import Instruments
+from fractune_server.services import audit
+from fractune_server.services.audit import AuditFile
+from tests.processes.test_access import client_credentials
+from tests.support.certificates import Authority
+from tests.support.processes.fleet_simulated import simulated_fleet
+from tests.support.processes.redis_process import running_redis
+from tests.support.processes.server_process import Client, model_bytes, running_server
+
+CONTENT = "a_secret_operator"
+
+
+@contextlib.contextmanager
+def audited(folder: Path, file: Path, **options: Any) -> Iterator[tuple[str, Authority]]:
+    authority = Authority.make(folder / "authority")
+    pair = authority.issue("server", "localhost", "127.0.0.1")
+    tls = {"cert": str(pair.cert), "key": str(pair.key)}
+    with (
+        running_redis() as url,
+        running_server(url, folder / "state", tls=tls, audit=str(file), **options) as server,
+        simulated_fleet(url),
+    ):
+        yield server.address, authority
+
+
+def test_each_call_has_a_line_that_says_who_and_what_and_how_it_ended(tmp_path: Path) -> None:
+    file = tmp_path / "audit"
+    with audited(tmp_path, file) as (address, authority):
+        submit, read = (
+            create_token(tmp_path / "state", None, name, scope, None, Quotas())
+            for name, scope in (("ci", Scope.SUBMIT), ('"looks\n', Scope.READ))
+        )
+        with Client(address, client_credentials(authority, submit)) as client:
+            model = client.upload(model_bytes((CONTENT, 1)), f"{CONTENT}.onnx")
+            job = client.create(model).name
+        with Client(address, client_credentials(authority, read)) as client:
+            client.job(job)
+            with pytest.raises(grpc.RpcError):
+                client.jobs.CancelJob(pb.CancelJobRequest(name=job))
+            with pytest.raises(grpc.RpcError):
+                client.job("jobs/none")
+        with Client(address, client_credentials(authority, "guess")) as client:
+            for _ in range(2 * BURST):
+                with pytest.raises(grpc.RpcError):
+                    client.job(job)
+    text = file.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    found = [(each["call"], each["token"], each["tenant"], each["object"], each["result"]) for each in lines]
+    looks = '"looks\n'
+    assert found[:6] == [
+        ("ModelService/UploadModel", "ci", "default", model, "OK"),
+        ("JobService/CreateJob", "ci", "default", job, "OK"),
+        ("JobService/GetJob", looks, "default", job, "OK"),
+        ("JobService/CancelJob", looks, "default", "", "PermissionDenied"),
+        ("JobService/GetJob", looks, "default", "jobs/none", "NotFound"),
+        ("JobService/GetJob", "", "", "", "Unauthenticated"),
+    ]
+    assert len(found) <= 6 + BURST, "a stranger's lines push no others out"
+    assert {each["address"] for each in lines} == {"127.0.0.1"}
+    assert lines[0]["token_id"] == submit.token_id
+    assert CONTENT not in text
+    assert submit.secret not in text
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_a_line_that_cannot_be_written_fails_no_call(tmp_path: Path) -> None:
+    with audited(tmp_path, Path("/dev/full"), metrics="127.0.0.1:0") as (address, authority):
+        token = create_token(tmp_path / "state", None, "ci", Scope.ADMIN, None, Quotas())
+        with Client(address, client_credentials(authority, token)) as client:
+            for _ in range(3):
+                assert not client.jobs.ListJobs(pb.ListJobsRequest()).jobs
+        said = next(tmp_path.glob("server-*/stderr")).read_text()
+        assert said.count("the audit /dev/full lacks calls: it cannot be written") == 1
+        (url,) = (line.split()[-1] for line in said.splitlines() if "metrics at " in line)
+        with urllib.request.urlopen(url) as answer:  # noqa: S310  the server's own port
+            assert b"fractune_audit_failures_total 3.0" in answer.read()
+
+
+def test_its_size_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "FILE_BYTES", 1000)
+    file = AuditFile(tmp_path / "audit", Instruments())
+    for number in range(1000):
+        file.write({"number": number})
+    file.close()
+    kept = list(tmp_path.iterdir())
+    assert len(kept) == audit.FILES
+    assert max(each.stat().st_size for each in kept) <= 1000
+    assert '"number": 999' in (tmp_path / "audit").read_text()
