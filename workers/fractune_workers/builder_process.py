@@ -15,6 +15,7 @@ from fractune_workers.child.errors import ChildDied, ChildTimeout
 from fractune_workers.sandboxes import builder_sandbox
 from fractune_workers.scratch_dir import open_scratch_dir
 
+_CHILD = "fractune_workers.children.building.child"
 LIMIT_CPU_S = 10
 """CPU time of a build, by default."""
 _LEARN_TIMEOUT_S = 30.0
@@ -57,7 +58,7 @@ class BuilderProcess:
         # One thread: a fork takes only the calling one along.
         env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(own_dir)}
         sandbox = builder_sandbox(own_dir, memory_bytes, hidden)
-        self.child = Child("fractune_workers.children.building.child", env=env, sandbox=sandbox)
+        self.child = Child(_CHILD, env=env, sandbox=sandbox)
         self._generation = 0
         self._args_info: dict[tuple[str, str], list[Any]] = {}
         """by the workload's hash and the target"""

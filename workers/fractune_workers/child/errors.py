@@ -103,7 +103,7 @@ def retry_if_killed(run: Callable[[], _T]) -> _T:
 def error_of(answer: Mapping[str, str], *, trusted: bool) -> FractuneError:
     """The error that a child's answer names.
 
-    A child that has read or run what a stranger made may be hostile: another name than those of `_OF_READERS` could
+    A child that has read or run what a stranger made may be hostile. Another name than those of `_OF_READERS` could
     end its worker, or have the work done again without end. It makes a plain FractuneError.
     """
     name, message = answer["error"], answer["message"]

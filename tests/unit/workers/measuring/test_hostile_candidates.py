@@ -20,6 +20,7 @@ from tests.support.hostile_kernels import ESCAPED, attacks, operator, operators
 ARGUMENTS = [["TENSOR", "float32", [1]]] * 2
 ONCE = TimingPolicy("once", warmups=0, repeats=1, min_repeat_ms=0)
 """An attack may leave an open file each time."""
+WRITING = ("file", "link", "folder")
 SECRET = "the secret of the fleet"
 
 
@@ -67,6 +68,16 @@ def test_no_candidate_gets_out_and_each_loses_only_itself(
     assert (folder / "secret").read_text() == SECRET
     assert not list((folder / "own").iterdir())
     assert session.timed(ArtifactBatch(ARGUMENTS, 0, {"honest": honest()}), ONCE)["honest"].status is Status.OK
+
+
+def test_no_candidate_writes_into_its_own_folder(session: MeasurementSession, folder: Path) -> None:
+    own = Path(next(iter(session._child._sandbox.writable)))  # type: ignore[union-attr]
+    expressions = {name: each for name, each in attacks(folder, own, 1).items() if name in WRITING}
+    tried = {name: build_object(operator(each), default_target(1)) for name, each in expressions.items()}
+    before = sorted(own.iterdir())
+    outcomes = session.timed(ArtifactBatch(ARGUMENTS, 0, tried), ONCE)
+    assert [outcome.status for outcome in outcomes.values()] == [Status.OK] * len(WRITING)
+    assert sorted(own.iterdir()) == before
 
 
 def test_no_process_serves_two_tenants(session: MeasurementSession) -> None:

@@ -16,7 +16,8 @@ from fractune_core.host.machine import model_memory_bytes
 from fractune_workers import builder_process
 from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.child import Child
-from fractune_workers.child.errors import TRIES, ChildDied
+from fractune_workers.child.errors import TRIES, CallFailed, ChildDied
+from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
 from tests.support.samples import WORKLOAD
@@ -66,6 +67,38 @@ def test_a_builders_child_has_the_limit(monkeypatch: pytest.MonkeyPatch) -> None
     BuilderProcess()
     BuilderProcess(7 << 30)
     assert made == [model_memory_bytes(), 7 << 30]
+
+
+def test_a_builders_child_reaches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but its folder: what the compiler of a hostile operator could be made to do."""
+    secret = tmp_path / "secret"
+    secret.write_text("a secret")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("SOME_TOKEN", "a secret")
+    monkeypatch.setattr(builder_process, "_CHILD", "tests.support.children.hostile_module")
+    process = BuilderProcess(1 << 30, [secret])
+    child = process.child
+    try:
+        environment = child.call("environment", 20)
+        assert "a secret" not in environment.values()
+        child.call("write", 20, path=f"{environment['TMPDIR']}/own", count=1)
+        assert not [each for each in child.lacking if "it can" in each]
+        refused: dict[str, dict[str, Any]] = {
+            "read": {"path": str(secret)},
+            "parents_environment": {},
+            "write": {"path": str(tmp_path / "other"), "count": 1},
+            "connect": {"port": 1},
+            "leave_group": {},
+        }
+        for method, payload in refused.items():
+            with pytest.raises(CallFailed, match="PermissionError"):
+                child.call(method, 20, **payload)
+        for what in ("program", "signal", "link", "owner", "log"):
+            with pytest.raises(CallFailed, match="PermissionError"):
+                child.call("attempt", 20, what=what, path=str(secret), pid=os.getpid())
+    finally:
+        process.stop()
+    assert not Path(environment["TMPDIR"]).exists()
 
 
 def test_a_build_beyond_its_cpu_time_is_ended(child: Child) -> None:
