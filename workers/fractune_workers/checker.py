@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,7 @@ def _checked(answer: Any) -> Checked:
     return Checked.from_json(found[FIELD])
 
 
-def with_checked(bundle: bytes, checked: Checked) -> bytes:
-    """The bundle, which says what was compared. Raises BadBundle."""
-    opened, written = Bundle(bundle), io.BytesIO()
-    try:
-        opened.copy_to(written, checked=checked.to_json())
-    finally:
-        opened.close()
-    return written.getvalue()
+def write_checked(bundle: Path, to: Path, checked: Checked) -> None:
+    """Copy the bundle to a file that says what was compared. Raises BadBundle, OSError."""
+    with contextlib.closing(Bundle(bundle)) as opened, to.open("wb") as file:
+        opened.copy_to(file, checked=checked.to_json())

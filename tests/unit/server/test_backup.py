@@ -33,7 +33,7 @@ def state(tmp_path: Path) -> Path:
     with files.parts.open("", DIGEST, offset=0, size=len(MODEL)) as part:
         part.write(MODEL)
         files.add_model(DIGEST, part)
-    files.add_bundle("0a1b", b"a bundle")
+    files.add_bundle("0a1b", [b"a bundle"])
     (state / "blobs" / "tmp123").write_bytes(b"torn")
     (state / "secret").write_text("s")
     store.close()

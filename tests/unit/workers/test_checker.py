@@ -10,7 +10,7 @@ import pytest
 from fractune_core.errors import BadRequest, OutputsDiffer
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.checked import checked_of, not_checked
-from fractune_workers.checker import CHECKING_CHILD, check_bundle, with_checked
+from fractune_workers.checker import CHECKING_CHILD, check_bundle, write_checked
 from fractune_workers.child.errors import ChildDied, ChildTimeout, LimitMet
 from fractune_workers.reader import reader_child
 from tests.support.paths import REPOSITORY
@@ -83,8 +83,10 @@ def test_the_real_child_reads_model_and_bundle_in_its_sandbox(tmp_path: Path) ->
         child.stop()
     assert list(found.sets) == ["random", "random above zero", "zeros"]
     assert found.variants == ("cpu:1", "cpu:2", "untuned")
-    written = Bundle(with_checked(bundle.read_bytes(), found))
+    write_checked(bundle, tmp_path / "written", found)
+    written = Bundle(tmp_path / "written")
     assert checked_of(written.manifest) == found
     written.verify()
     assert checked_of(Bundle(bundle).manifest) is None
-    assert checked_of(Bundle(with_checked(bundle.read_bytes(), not_checked("why"))).manifest) == not_checked("why")
+    write_checked(bundle, tmp_path / "other", not_checked("why"))
+    assert checked_of(Bundle(tmp_path / "other").manifest) == not_checked("why")

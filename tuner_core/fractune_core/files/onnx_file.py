@@ -41,6 +41,10 @@ _EXTERNAL = 1
 """where a tensor has its numbers: in another file"""
 NUMBERS = frozenset({4, 5, 6, 7, 9, 10, 11})
 """fields of a tensor with its numbers, in each of their forms"""
+_RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 9, 13, 14
+_WHOLE_BYTES = frozenset({*range(1, 8), *range(9, 14), 16})
+"""types of weights whose numbers in the file are those of an array"""
+_MOST_APART_BYTES = 1 << 30
 INSIDE = {
     "model": {7: "graph", 25: "function"},
     "function": {7: "node"},
@@ -215,6 +219,39 @@ class Walk:
 
     def outline(self) -> bytes:
         return self._outline("model", 0, len(self._data), 0)
+
+    def apart(self, least_bytes: int) -> tuple[bytes, dict[str, tuple[int, int]]]:
+        """The file without the numbers of its large weights, and by name where in the file these are: the first byte,
+        and how many. Such a weight of the outline says that its numbers lie in another file, and names none.
+        """
+        places: dict[str, tuple[int, int]] = {}
+        parts: list[bytes] = []
+        for field in self.fields(0, len(self._data)):
+            if field.number != 7 or not field.is_message:
+                parts.append(self._copied(field))
+                continue
+            body = [self._without_numbers(each, least_bytes, places) for each in self.inside(field)]
+            parts += [varint_bytes(7 << 3 | MESSAGE), varint_bytes(sum(map(len, body))), *body]
+        return b"".join(parts), places
+
+    def _without_numbers(self, part: Field, least_bytes: int, places: dict[str, tuple[int, int]]) -> bytes:
+        """A field of the graph."""
+        raw = self.last(part, _RAW_DATA) if part.number == 5 and part.is_message else None
+        elements = None if raw is None else self.last(part, 2)
+        if raw is None or raw.end - raw.first < least_bytes or elements is None or elements.value not in _WHOLE_BYTES:
+            return self._copied(part)
+        places[self.text(self.last(part, 8))] = raw.first, raw.end - raw.first
+        left_out = NUMBERS | {_EXTERNAL_DATA, _DATA_LOCATION}
+        kept = b"".join(self._copied(each) for each in self.inside(part) if each.number not in left_out)
+        body = kept + varint_bytes(_DATA_LOCATION << 3) + varint_bytes(_EXTERNAL)
+        return varint_bytes(5 << 3 | MESSAGE) + varint_bytes(len(body)) + body
+
+    def _copied(self, field: Field) -> bytes:
+        if field.end - field.begin > _MOST_APART_BYTES:
+            raise BadModel(
+                f"has more than {_MOST_APART_BYTES >> 20} MiB in one part beside its weights; tune a part of it"
+            )
+        return self._data[field.begin : field.end]
 
     def _outline(self, kind: str, at: int, end: int, depth: int) -> bytes:
         parts: list[bytes] = []

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar, cast
 
@@ -171,10 +171,10 @@ def _comment(manifest: bytes) -> bytes:
 
 
 def write_sealed(
-    file: IO[bytes], kind: str, manifest: Mapping[str, Any], entries: Mapping[str, Sequence[bytes]]
+    file: IO[bytes], kind: str, manifest: Mapping[str, Any], entries: Mapping[str, Iterable[bytes | memoryview]]
 ) -> None:
-    """Write a sealed file of entries in pieces; its manifest gets the digest of every entry. Raises BadRequest for a
-    manifest that no reader would take.
+    """Write a sealed file of entries in pieces, which are gone through three times. Its manifest gets the digest of
+    every entry. Raises BadRequest for a manifest that no reader would take.
     """
     digests = {name: _digest(pieces) for name, pieces in entries.items()}
     sized = ((name, sum(map(len, pieces)), pieces) for name, pieces in entries.items())
@@ -186,7 +186,7 @@ def write_archive(file: IO[bytes], manifest: bytes, entries: Mapping[str, bytes]
     _write(file, manifest, ((name, len(payload), [payload]) for name, payload in entries.items()))
 
 
-def _digest(pieces: Iterable[bytes]) -> str:
+def _digest(pieces: Iterable[bytes | memoryview]) -> str:
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -204,7 +204,7 @@ def _manifest_bytes(kind: str, manifest: Mapping[str, Any]) -> bytes:
     return whole
 
 
-def _write(file: IO[bytes], manifest: bytes, entries: Iterable[tuple[str, int, Iterable[bytes]]]) -> None:
+def _write(file: IO[bytes], manifest: bytes, entries: Iterable[tuple[str, int, Iterable[bytes | memoryview]]]) -> None:
     """The zip file of the manifest, then of entries by name, size and pieces."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, size, pieces in ((MANIFEST, len(manifest), [manifest]), *entries):

@@ -5,13 +5,16 @@ All are signed, each for its own name, but for model files: these are named by t
 
 from __future__ import annotations
 
+import secrets
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
 from typing import Any, Protocol
 
 from fractune_core.errors import NotFound
 from fractune_core.fleet.redis_names import BLOB_TTL_S, RELEASED_BLOB_TTL_S, blob_key
-from fractune_core.fleet.signed_messages import Unsigned, open_signed, sign
+from fractune_core.fleet.signed_messages import StreamedSignature, Unsigned, open_signed, sign
 
 _MOST_BYTES = 64 << 20
 """Data in Redis is unsigned and compressed: a few bytes may claim any memory."""
@@ -41,18 +44,31 @@ class BlobRedis(Protocol):
 
 
 def put_blob(redis: BlobRedis, name: str, payload: bytes | Iterable[bytes]) -> None:
-    """Store `payload` under `name`, whole or not at all, replacing what was there."""
-    pipe = redis.pipeline(transaction=True)
-    add_blob(pipe, name, payload)
-    pipe.execute()
+    """Store `payload` under `name`, whole or not at all, replacing what was there. Of pieces, one is in memory at a
+    time.
+    """
+    if isinstance(payload, bytes):
+        with redis.pipeline(transaction=True) as pipe:
+            add_blob(pipe, name, payload)
+            pipe.execute()
+        return
+    draft = f"{name}.{secrets.token_hex(8)}"
+    for piece in payload:
+        with redis.pipeline(transaction=True) as pipe:
+            pipe.rpush(blob_key(draft), piece)
+            pipe.expire(blob_key(draft), RELEASED_BLOB_TTL_S)  # a writer that dies leaves nothing
+            pipe.execute()
+    with redis.pipeline(transaction=True) as pipe:
+        pipe.rename(blob_key(draft), blob_key(name))
+        pipe.expire(blob_key(name), BLOB_TTL_S)
+        pipe.execute()
 
 
-def add_blob(pipe: Any, name: str, payload: bytes | Iterable[bytes], ttl_s: int = BLOB_TTL_S) -> None:
+def add_blob(pipe: Any, name: str, payload: bytes, ttl_s: int = BLOB_TTL_S) -> None:
     """Like `put_blob`, but as a part of the transaction `pipe`."""
-    chunks = _split(payload) if isinstance(payload, bytes) else payload
     key = blob_key(name)
     pipe.delete(key)
-    for chunk in chunks:
+    for chunk in _split(payload):
         pipe.rpush(key, chunk)
     pipe.expire(key, ttl_s)
 
@@ -60,6 +76,30 @@ def add_blob(pipe: Any, name: str, payload: bytes | Iterable[bytes], ttl_s: int 
 def put_signed_blob(redis: BlobRedis, secret: bytes, name: str, payload: bytes) -> None:
     """Like `put_blob`, with the fleet's signature."""
     put_blob(redis, name, sign(secret, _purpose(name), payload))
+
+
+def put_signed_file(redis: BlobRedis, secret: bytes, name: str, path: Path) -> None:
+    """Like `put_signed_blob`, of a file that is read twice, piece by piece. Raises OSError."""
+    signature = StreamedSignature(secret, _purpose(name))
+    for piece in _pieces(path):
+        signature.add(piece)
+    put_blob(redis, name, chain([signature.digest], _pieces(path)))
+
+
+def open_signed_pieces(redis: BlobRedis, secret: bytes, name: str) -> Iterator[bytes]:
+    """The blob piece by piece. Raises NotFound, and Unsigned behind the last piece: use none of them before."""
+    return StreamedSignature(secret, _purpose(name)).opened(read_blob(redis, name))
+
+
+def get_signed_file(redis: BlobRedis, secret: bytes, name: str, path: Path) -> None:
+    """Write the blob to a new file, or none if the signature is wrong. Raises as `get_signed_blob`, and OSError."""
+    try:
+        with path.open("xb") as file:
+            for piece in open_signed_pieces(redis, secret, name):
+                file.write(piece)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def add_signed_blob(pipe: Any, secret: bytes, name: str, payload: bytes, ttl_s: int = BLOB_TTL_S) -> None:
@@ -99,7 +139,8 @@ def renew_blob(redis: BlobRedis, name: str) -> bool:
 def renew_signed_blob(redis: BlobRedis, secret: bytes, name: str) -> bool:
     """Like `renew_blob`; False for a blob without this fleet's signature."""
     try:
-        get_signed_blob(redis, secret, name)
+        for _ in open_signed_pieces(redis, secret, name):
+            pass
     except (NotFound, Unsigned):
         return False
     return renew_blob(redis, name)
@@ -117,6 +158,12 @@ def drop_blobs(redis: BlobRedis, names: Iterable[str]) -> None:
     keys = [blob_key(name) for name in names]
     if keys:
         redis.delete(*keys)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK_BYTES):
+            yield piece
 
 
 def _split(payload: bytes) -> Iterator[bytes]:

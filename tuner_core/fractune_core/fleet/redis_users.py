@@ -20,7 +20,7 @@ _CONNECT = "+ping +info +time +select +multi +exec +discard +unwatch"
 """of everybody. INFO has no names of keys: RQ asks it for the version"""
 
 _SERVER_COMMANDS = (
-    "+get +set +mset +mget +del +exists +expire +persist +watch",
+    "+get +set +mset +mget +del +rename +exists +expire +persist +watch",
     "+sadd +srem +smembers +zadd +zrem +zscore +zrange +zcard +zremrangebyscore",
     "+hget +hset +hmget +hgetall +hdel +hexists +hincrby +rpush +lpush +llen +lrange +lindex +lrem",
     "+xadd +xreadgroup +xack +xgroup|create +xinfo|groups +xinfo|stream +xpending",
@@ -52,7 +52,7 @@ def _reads_blobs(*kinds: str) -> str:
 
 
 def _writes_blobs(kind: str) -> str:
-    return f"(+del +rpush +expire +exists ~fractune:blob:{kind}:*)"
+    return f"(+del +rename +rpush +expire +exists ~fractune:blob:{kind}:*)"
 
 
 def _enqueues(role: str) -> Sequence[str]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fractune_core import __version__
@@ -15,7 +16,7 @@ from fractune_core.digests import digest_of
 from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import QuotaExceeded
 from fractune_core.files import bundles
-from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob, release_blobs, renew_blob, renew_signed_blob
+from fractune_core.fleet.blobs import open_signed_pieces, put_signed_file, release_blobs, renew_blob, renew_signed_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, ModelTimed, TimeModelWork, VariantItem
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, bundle_blob, measure_queue
 from fractune_core.implementations import DIRECT
@@ -119,9 +120,8 @@ class PublishPhase:
         """Store the bundle after a check of its signature. Raises Unsigned, NotFound or QuotaExceeded."""
         bundle = event.bundle
         if not self._context.files.has_bundle(bundle):  # else another job made it, and its blob may be gone
-            payload = get_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle))
-            self._count_bytes(job, bundle, len(payload))
-            self._context.files.add_bundle(bundle, payload)
+            pieces = open_signed_pieces(self._context.redis, self._context.secret, bundle_blob(bundle))
+            self._context.files.add_bundle(bundle, pieces, partial(self._count_bytes, job, bundle))
             job.bundle_sent = True
         self._take_bundle(job, bundle)
 
@@ -201,7 +201,7 @@ class PublishPhase:
         """
         redis, secret, blob = self._context.redis, self._context.secret, bundle_blob(job.stored.bundle)
         if not (renew_blob(redis, blob) if job.bundle_sent else renew_signed_blob(redis, secret, blob)):
-            put_signed_blob(redis, secret, blob, b"".join(self._context.files.bundle(job.stored.bundle)))
+            put_signed_file(redis, secret, blob, self._context.files.bundle_path(job.stored.bundle))
         job.bundle_sent = True
 
     def _known_timings(self, job: ActiveJob, bundle: str) -> dict[str, dict[str, Any]]:

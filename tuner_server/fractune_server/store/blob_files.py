@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -236,10 +236,15 @@ class BlobStore:
         """The file in chunks. Raises NotFound."""
         return _read(self._models / sha256, f"the file of model {sha256} is gone; upload it again")
 
-    def add_bundle(self, bundle: str, payload: bytes) -> None:
+    def add_bundle(self, bundle: str, pieces: Iterable[bytes], count: Callable[[int], None] = lambda _: None) -> None:
+        """Store a bundle whose pieces can all be read, and whose bytes `count` accepts. Raises what they raise."""
+        size = 0
         with _Draft(self._bundles) as draft:
-            draft.write(payload)
-            draft.publish(self._bundle(bundle))
+            for piece in pieces:
+                draft.write(piece)
+                size += len(piece)
+            count(size)
+            draft.publish(self.bundle_path(bundle))
 
     def add_times(
         self, bundle: str, timed: Mapping[str, float], others_cores: Mapping[str, float], served: Mapping[str, Any]
@@ -247,7 +252,7 @@ class BlobStore:
         """Write the times of the whole model into a bundle, in seconds by share, with the cores that other programs had
         meanwhile, and the best variants by share and goal. A disturbed time replaces no other one. Raises BadBundle.
         """
-        with closing(Bundle(self._bundle(bundle))) as held:
+        with closing(Bundle(self.bundle_path(bundle))) as held:
             known: dict[str, Any] = {
                 field: held.manifest.get(field, {}) for field in ("timed", "others_cores", "served")
             }
@@ -263,11 +268,11 @@ class BlobStore:
             if merged != known:
                 with _Draft(self._bundles) as draft:
                     draft.fill(lambda file: held.copy_to(file, **merged))
-                    draft.publish(self._bundle(bundle))
+                    draft.publish(self.bundle_path(bundle))
 
     def checked(self, bundle: str) -> Checked | None:
         """What the bundle holds of its check. Raises BadBundle."""
-        with closing(Bundle(self._bundle(bundle))) as held:
+        with closing(Bundle(self.bundle_path(bundle))) as held:
             return checked_of(held.manifest)
 
     def check_inputs(self, sha256: str) -> None:
@@ -290,16 +295,16 @@ class BlobStore:
     def has_bundle(self, bundle: str) -> bool:
         """Whether the bundle exists and this version can open it; otherwise it is made again."""
         try:
-            Bundle(self._bundle(bundle)).close()
+            Bundle(self.bundle_path(bundle)).close()
         except BadBundle:
             return False
         return True
 
     def bundle(self, bundle: str) -> Iterator[bytes]:
         """The file in chunks. Raises NotFound."""
-        return _read(self._bundle(bundle), f"no bundle '{bundle}'; a job names its bundle when it is done")
+        return _read(self.bundle_path(bundle), f"no bundle '{bundle}'; a job names its bundle when it is done")
 
-    def _bundle(self, bundle: str) -> Path:
+    def bundle_path(self, bundle: str) -> Path:
         return self._bundles / f"{bundle}{SUFFIX}"
 
 

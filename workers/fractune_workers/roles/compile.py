@@ -13,14 +13,14 @@ from typing import Any
 from fractune_core.codec.plain_json import from_json
 from fractune_core.errors import FractuneError
 from fractune_core.files.checked import Checked
-from fractune_core.fleet.blobs import put_signed_blob, read_blob
+from fractune_core.fleet.blobs import put_signed_file, read_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, Event, Ingested, IngestWork, OperatorItem
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, model_blob
 from fractune_core.fleet.signed_messages import Refused, Unsigned
 from fractune_core.host.machine import model_memory_bytes
-from fractune_core.host.sandboxing.strangers_files import empty_dir, read_strangers_file, remove_tree
+from fractune_core.host.sandboxing.strangers_files import copy_strangers_file, empty_dir, remove_tree
 from fractune_core.names import check_file_name
-from fractune_workers.checker import CHECKING_CHILD, check_bundle, with_checked
+from fractune_workers.checker import CHECKING_CHILD, check_bundle, write_checked
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, CallFailed, ChildUnwanted, retry_if_killed
 from fractune_workers.context import WorkerContext
@@ -125,29 +125,31 @@ class Compiler(Role):
             bundle = self._take(out)
         finally:
             remove_tree(out)
-        checked = with_checked(bundle, self._checked(work, bundle))
-        put_signed_blob(self._context.redis, self._context.secret, bundle_blob(work.bundle), checked)
+        checked = bundle.with_name("checked.fractune")
+        try:
+            write_checked(bundle, checked, self._checked(work, bundle))
+            put_signed_file(self._context.redis, self._context.secret, bundle_blob(work.bundle), checked)
+        finally:
+            bundle.unlink()
+            checked.unlink(missing_ok=True)
         return Compiled(job=work.job, bundle=work.bundle)
 
-    def _checked(self, work: CompileWork, bundle: bytes) -> Checked:
+    def _checked(self, work: CompileWork, bundle: Path) -> Checked:
         """What was compared of the bundle. Raises OutputsDiffer, BadRequest."""
-        file = self._bundles_dir / "compiled.fractune"
         given = self._model_file(work.check_inputs, "inputs.npz") if work.check_inputs else None
-        try:
-            file.write_bytes(bundle)
-            with self._computing(self._checker, work):
-                return check_bundle(
-                    self._checker, file, self._model_file(work.model, work.model_name), work.inputs, given
-                )
-        finally:
-            file.unlink(missing_ok=True)
+        with self._computing(self._checker, work):
+            return check_bundle(
+                self._checker, bundle, self._model_file(work.model, work.model_name), work.inputs, given
+            )
 
-    def _take(self, out: Path) -> bytes:
-        """Raises CallFailed when the child has not left a file there."""
+    def _take(self, out: Path) -> Path:
+        """The child's file as one that the child cannot change. Raises CallFailed when it has not left a file there."""
+        bundle = self._bundles_dir / "compiled.fractune"
         try:
-            return read_strangers_file(out, self._memory_bytes)
+            copy_strangers_file(out, bundle, self._memory_bytes)
         except OSError as error:
             raise CallFailed(f"the child left no bundle: {error.strerror}") from error
+        return bundle
 
     def _call(self, method: str, timeout_s: float, **payload: Any) -> Any:
         def call() -> Any:

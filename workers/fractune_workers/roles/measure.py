@@ -19,6 +19,7 @@ from fractune_core import tracing
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.analysis.roofline import Roof
 from fractune_core.errors import FractuneError
+from fractune_core.fleet.blobs import get_signed_file
 from fractune_core.fleet.messages import (
     Measured,
     MeasureWork,
@@ -205,7 +206,8 @@ class Measurer(Role):
         transaction = self._context.transaction(work)
         path = self._bundles_dir / "timed.fractune"
         try:
-            path.write_bytes(self._context.signed_blob(bundle_blob(work.bundle)))
+            path.unlink(missing_ok=True)
+            get_signed_file(self._context.redis, self._context.secret, bundle_blob(work.bundle), path)
             with self._slot(alone=True):
                 answer = self._session.time_model(path)
         except FractuneError as error:

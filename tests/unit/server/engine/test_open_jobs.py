@@ -145,7 +145,7 @@ def test_a_bundle_that_two_jobs_had_made_is_taken_though_its_blob_went_with_the_
     jobs.update()
     second = jobs.all()[0]
     second.stored = replace(second.stored, state=JobState.COMPILING)
-    context.files.add_bundle("c" * 32, bundle_bytes())
+    context.files.add_bundle("c" * 32, [bundle_bytes()])
     PublishPhase(context, WorkQueues(context.redis, SECRET), new_rounds(context), CompileTurns()).take_compiled(
         second, Compiled(job="second", bundle="c" * 32)
     )

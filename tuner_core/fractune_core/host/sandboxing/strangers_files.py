@@ -10,9 +10,11 @@ import stat
 import subprocess
 from pathlib import Path
 
+_PIECE_BYTES = 1 << 20
 
-def read_strangers_file(path: Path, most_bytes: int) -> bytes:
-    """The contents of the file, at most `most_bytes`. The other process must not be able to replace the file's folder.
+
+def copy_strangers_file(path: Path, to: Path, most_bytes: int) -> None:
+    """Copy the file, at most `most_bytes`, to a new one. The other process must not be able to replace the folders.
 
     Raises OSError for anything but a file with this one name: links are not followed, and pipes are not waited for.
     """
@@ -21,10 +23,13 @@ def read_strangers_file(path: Path, most_bytes: int) -> bytes:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             raise OSError(errno.EINVAL, "it is not a file of its own", str(path))
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
+        with to.open("wb") as copy:
+            while (piece := file.read(_PIECE_BYTES)) and copy.tell() <= most_bytes:
+                copy.write(piece)
+            size = copy.tell()
+    if size > most_bytes:
+        to.unlink()
         raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
-    return content
 
 
 def remove_tree(path: Path) -> None:

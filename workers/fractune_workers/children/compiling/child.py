@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +13,8 @@ import tvm
 
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
-from fractune_core.files.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
+from fractune_core.files.bundles import FORMAT, RECORDS, WEIGHTS, Bundle, object_entry
+from fractune_core.files.sealed import write_sealed
 from fractune_core.implementations import DIRECT, TRITON, implementation_of, trace_of
 from fractune_core.model_inputs import constants_in
 from fractune_core.names import WITH_GRAPHS
@@ -61,7 +62,7 @@ from fractune_workers.children.tvm_api.target import (
     target_key,
 )
 from fractune_workers.children.tvm_api.traces import Workload, read_workload, write_workloads
-from fractune_workers.children.tvm_api.weights import LiftedWeights, pack_weights
+from fractune_workers.children.tvm_api.weights import LiftedWeights, PackedWeights
 
 _ANY_CORES = 1
 """Operators do not depend on the number of cores, and a trace holds the choices that follow from it"""
@@ -243,14 +244,14 @@ def compile_bundle(
         for variant, each in zip(variants, lifted, strict=True)
     ]
     compiled = compile_variants(mods, parsed, schedules, prepared.compiled)
-    packed, layout = pack_weights(weights.tensors)
+    packed = PackedWeights(weights.tensors)
     lines = "".join(json.dumps(record) + "\n" for record in records)
-    entries: dict[str, bytes] = {RECORDS: lines.encode(), WEIGHTS: packed}
+    entries: dict[str, Iterable[bytes | memoryview]] = {RECORDS: [lines.encode()], WEIGHTS: packed}
     described: list[dict[str, Any]] = []
     for variant, each, mod, objects in zip(variants, lifted, mixed, compiled, strict=True):
         if not objects:
             continue
-        entries.update({object_entry(len(described), name): code for name, code in objects.items()})
+        entries.update({object_entry(len(described), name): [code] for name, code in objects.items()})
         kernels = _kernels(mod, operators)
         described.append(
             {"name": variant["name"], "objects": sorted(objects), "weights": each.weights, "kernels": kernels}
@@ -267,12 +268,12 @@ def compile_bundle(
         **({"slots": list(prepared.slots), "apart": list(prepared.apart)} if prepared.slots else {}),
         **describe_constants(inputs),
         **({} if prepared.slots else describe_dims(Path(path), interface["inputs"])),
-        "weights": layout,
+        "weights": packed.layout,
         "variants": described,
         "versions": {"tvm": tvm.__version__, "fractune": __version__},
     }
     with Path(out).open("wb") as file:
-        write_bundle(file, whole, entries)
+        write_sealed(file, Bundle.KIND, {"format": FORMAT, **whole}, entries)
 
 
 def _kernels(mod: Any, operators: Sequence[str | None]) -> dict[str, str]:

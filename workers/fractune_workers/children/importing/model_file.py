@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import tvm
 from tvm import relax
@@ -17,14 +18,20 @@ from tvm import relax
 from fractune_core.errors import BadModel
 from fractune_core.files.archives import BadArchive
 from fractune_core.files.fused import read_fused
+from fractune_core.files.onnx_file import walk
 from fractune_core.files.scripts import REFUSAL, is_script
 from fractune_core.model_inputs import constants_in
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.relax_sizes import check_sizes
 from fractune_workers.children.rewriting.origins import without_origins
+from fractune_workers.children.tvm_api.scratch_tensors import LEAST_BYTES, WeightInFile, Weights, begin
 
-MAX_MODEL_BYTES = 2**31
-"""Protobuf parses no larger file; the other formats need no larger one."""
+_MOST_BYTES = 2**31
+"""Protobuf parses no larger file; the other formats need no larger one"""
+_MOST_ONNX_BYTES = 2**37
+"""of an ONNX file whose weights protobuf does not read"""
+APART_FROM_BYTES = 2**30
+"""of an ONNX file, whose weights protobuf does not read then"""
 
 _ZIP = b"PK\x03\x04"
 _LFS_POINTER = "version https://git-lfs"
@@ -50,16 +57,27 @@ class Variants:
         return [0 if name is None else self.names.index(name) for name in self.slots]
 
 
+@dataclass(frozen=True)
+class Contents:
+    """A model file in memory; of a large ONNX file without its large weights."""
+
+    data: bytes
+    size: int
+    """bytes of the file"""
+    weights: Weights = field(default_factory=dict)
+    """by name, those that are not in `data`"""
+
+
 def load_variants(path: Path, inputs: Shapes | None = None, *, recurrences: bool = True) -> Variants:
     """As `load_model`; for a fused model all its variants, with the same input shapes."""
     shapes = dict(inputs or {})
     with named(path.name):
-        data = _read(path)
-        fused = read_fused(data) if data.startswith(_ZIP) else None
+        held = _read(path)
+        fused = read_fused(held.data) if held.data.startswith(_ZIP) else None
         if fused is None:
-            only = load_fixed(data, shapes, Limits(len(data)), recurrences=recurrences)
-            return Variants((path.name,), (only,), (data,))
-        limits = Limits(len(data), len(fused.names))
+            only = load_fixed(held.data, shapes, Limits(held.size), recurrences=recurrences, apart=held.weights)
+            return Variants((path.name,), (only,), (held.data,))
+        limits = Limits(held.size, len(fused.names))
         modules = []
         for name, payload in zip(fused.names, fused.payloads, strict=True):
             with named(f"variant '{name}'"):
@@ -74,8 +92,9 @@ def load_model(path: Path, inputs: Shapes | None = None, *, recurrences: bool = 
     for anything that cannot become a Relax module with fixed shapes.
     """
     with named(path.name):
-        data = _read(path)
-        return load_fixed(data, dict(inputs or {}), Limits(len(data)), recurrences=recurrences)
+        held = _read(path)
+        limits = Limits(held.size)
+        return load_fixed(held.data, dict(inputs or {}), limits, recurrences=recurrences, apart=held.weights)
 
 
 @contextlib.contextmanager
@@ -89,26 +108,38 @@ def named(name: str) -> Iterator[None]:
         raise BadModel(f"{name}: is an archive that cannot be read: {error}; copy or export it again") from error
 
 
-def load_fixed(data: bytes, shapes: Shapes, limits: Limits, *, recurrences: bool = True) -> tvm.IRModule:
+def load_fixed(
+    data: bytes, shapes: Shapes, limits: Limits, *, recurrences: bool = True, apart: Weights = MappingProxyType({})
+) -> tvm.IRModule:
+    """The model in `data`, with shapes for what it leaves open. Weights `apart` are not in the data."""
     from fractune_workers.children.importing.ir_module import refuse_malformed
 
-    mod = _load(data, shapes, limits, recurrences=recurrences)
+    mod = _load(data, shapes, limits, recurrences=recurrences, apart=apart)
     _check_fixed(mod)
     check_sizes(mod, limits)
     refuse_malformed(mod, imported=_as_text(data) is None)
     return mod
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path) -> Contents:
+    """The file; a large ONNX file without its large weights. Raises BadModel."""
     try:
-        if path.stat().st_size > MAX_MODEL_BYTES:
-            raise BadModel(f"larger than {MAX_MODEL_BYTES // 2**30} GiB; split the model")
+        size = path.stat().st_size
+        scratch = begin(large=size >= APART_FROM_BYTES)
+        if scratch is not None:
+            with walk(path) as found:
+                if found is not None and size <= _MOST_ONNX_BYTES:
+                    data, places = found.apart(LEAST_BYTES)
+                    weights = {name: WeightInFile(path, *place, scratch) for name, place in places.items()}
+                    return Contents(data, size, weights)
+        if size > _MOST_BYTES:
+            raise BadModel(f"larger than {_MOST_BYTES >> 30} GiB, which only an ONNX file may be; split the model")
         data = path.read_bytes()
     except OSError as error:
         raise BadModel(f"cannot be read: {error.strerror}; check the path") from error
     if not data:
         raise BadModel("the file is empty; copy or export it again")
-    return data
+    return Contents(data, size)
 
 
 def is_onnx(data: bytes) -> bool:
@@ -116,7 +147,7 @@ def is_onnx(data: bytes) -> bool:
     return not data.startswith(_ZIP) and _as_text(data) is None
 
 
-def _load(data: bytes, shapes: Shapes, limits: Limits, *, recurrences: bool) -> tvm.IRModule:
+def _load(data: bytes, shapes: Shapes, limits: Limits, *, recurrences: bool, apart: Weights) -> tvm.IRModule:
     if is_script(data):
         raise BadModel(REFUSAL)
     if data.startswith(_ZIP):
@@ -131,7 +162,7 @@ def _load(data: bytes, shapes: Shapes, limits: Limits, *, recurrences: bool) -> 
     if text is None:
         from fractune_workers.children.importing.onnx_models.onnx_model import load_onnx
 
-        return load_onnx(data, shapes, limits, recurrences=recurrences)
+        return load_onnx(data, shapes, limits, recurrences=recurrences, apart=apart)
     return _load_text(text, shapes)
 
 

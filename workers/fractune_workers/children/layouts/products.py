@@ -31,6 +31,7 @@ from fractune_workers.children.layouts.quantized import (
     quantized_rows,
 )
 from fractune_workers.children.rewriting.expressions import TAKES_AN_EPILOGUE, operator_of, shape_of
+from fractune_workers.children.tvm_api.scratch_tensors import kept
 
 _FLOAT, _INT = "float32", "int32"
 _MATRIX_RANK = 2
@@ -84,7 +85,7 @@ def _conv2d(planner: Planner, call: Any, data: Any, numbers: Array, whole: Bound
     made = planner.blocks(shape_of(call), CHANNELS)
     if groups == 1 and 2 * channels <= lanes and planner.in_blocks(data) is None:
         packed = pack(numbers, 0, lanes)
-        return planner.kernel(direct.conv2d_first, data, relax.const(packed), name="conv2d", window=window), made
+        return planner.kernel(direct.conv2d_first, data, kept(packed), name="conv2d", window=window), made
     if groups == 1:
         return dense_conv2d(planner, data, numbers, window, whole), made
     if group_channels == 1 and out_channels == groups:
@@ -97,7 +98,7 @@ def _conv2d(planner: Planner, call: Any, data: Any, numbers: Array, whole: Bound
 def depthwise_conv2d(planner: Planner, data: Any, numbers: Array, window: Window) -> tuple[Any, int]:
     """The value, and the number of its parts, which are those of the image."""
     image, blocks = planner.into_blocks(data, CHANNELS)
-    weights = relax.const(pack(numbers[:, 0], 0, planner.lanes, parts=blocks.parts))
+    weights = kept(pack(numbers[:, 0], 0, planner.lanes, parts=blocks.parts))
     return planner.kernel(direct.depthwise_conv2d, image, weights, name="conv2d", window=window), blocks.parts
 
 
@@ -113,7 +114,7 @@ def _grouped_conv2d(planner: Planner, data: Any, numbers: Array, groups: int, wi
     else:
         packed, group = pack_groups(numbers, groups, lanes), (out_channels // groups, group_channels)
     compute = partial(direct.grouped_conv2d, group=group)
-    value = planner.kernel(compute, image, relax.const(packed), name="conv2d", window=window)
+    value = planner.kernel(compute, image, kept(packed), name="conv2d", window=window)
     return value, parts
 
 
@@ -140,7 +141,7 @@ def dense_conv2d(
     other = IMPLEMENTATIONS.get(planner.implementation)
     if other is not None and other.fits(window, packed.shape, (blocks.shape[2], blocks.shape[3])):
         return _own_kernel(planner, other.compute, image, other.pack(packed), name="conv2d", window=window)
-    return planner.kernel(direct.conv2d, image, relax.const(packed), name="conv2d", window=window, whole=whole)
+    return planner.kernel(direct.conv2d, image, kept(packed), name="conv2d", window=window, whole=whole)
 
 
 def _integer(planner: Planner, bounds: Bounds | None, depth: int) -> IntegerProduct | None:
@@ -154,7 +155,7 @@ def _integer(planner: Planner, bounds: Bounds | None, depth: int) -> IntegerProd
 
 def _own_kernel(planner: Planner, compute: Any, data: Any, weights: Array, **options: Any) -> Any:
     """A kernel of several blocks with weights of its own."""
-    return planner.kernel(compute, data, relax.const(weights), attributes=TAKES_AN_EPILOGUE, **options)
+    return planner.kernel(compute, data, kept(weights), attributes=TAKES_AN_EPILOGUE, **options)
 
 
 def matmul(planner: Planner, call: Any) -> Made:
@@ -175,7 +176,7 @@ def matmul(planner: Planner, call: Any) -> Made:
         columns = quantized_columns(numbers) if rows else None
         if rows and columns:
             return _whole_matmul(planner, rows, columns, shape)
-        packed = relax.const(_packed_columns(numbers, planner.lanes))
+        packed = kept(_packed_columns(numbers, planner.lanes))
     else:
         return None
     if packed is None:
@@ -291,9 +292,11 @@ def _sums(planner: Planner, rows: Rows, columns: Columns) -> Any:
     integer = _integer(planner, bounds, len(columns.numbers))
     if integer is not None:
         return _own_kernel(planner, integer.compute, rows.numbers, integer.pack(packed), name="matmul")
-    return planner.kernel(direct.matmul, rows.numbers, relax.const(packed), name="matmul", whole=bounds)
+    return planner.kernel(direct.matmul, rows.numbers, kept(packed), name="matmul", whole=bounds)
 
 
 def _packed_columns(numbers: Array, lanes: int) -> Array:
-    """(K, N) -> (N/b, K, b)."""
-    return pack(numbers, 1, lanes).transpose(1, 0, 2).copy()
+    """(K, N) -> (N/b, K, b), a view where N is a multiple of b."""
+    depth, columns = numbers.shape
+    whole = np.pad(numbers, ((0, 0), (0, -columns % lanes))) if columns % lanes else numbers
+    return whole.reshape(depth, -1, lanes).transpose(1, 0, 2)

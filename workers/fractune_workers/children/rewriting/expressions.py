@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import tvm
 from tvm import relax
+
+from fractune_workers.children.tvm_api.scratch_tensors import kept, numbers_in
 
 ELEMENTWISE = frozenset({
     "abs", "add", "ceil", "clip", "cos", "divide", "erf", "exp", "floor", "log", "maximum", "minimum", "multiply",
@@ -38,7 +39,7 @@ def has_fixed_shapes(expr: Any) -> bool:
 def numbers_of(builder: relax.BlockBuilder, expr: Any) -> npt.NDArray[Any] | None:
     """Of a constant, or of a variable that is bound to one; None for anything else."""
     value = builder.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
-    return value.value.numpy() if is_constant(value) else None
+    return numbers_in(value.value) if is_constant(value) else None
 
 
 def operator_of(value: Any) -> str:
@@ -84,7 +85,7 @@ def is_constant(expr: Any) -> bool:
 
 def constant_of(numbers: npt.NDArray[Any]) -> relax.Constant:
     """A constant of the array's own type: without a type, TVM makes 32 bits of 64."""
-    return relax.const(np.ascontiguousarray(numbers), str(numbers.dtype))
+    return kept(numbers)
 
 
 def _is_fixed(ty: Any) -> bool:

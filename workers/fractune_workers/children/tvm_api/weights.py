@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.files.manifests import ALIGNMENT_BYTES
+from fractune_runtime.tvm_runtime.tensors import numpy_dtype
 from fractune_workers.children.tvm_api.functions import called_functions
+from fractune_workers.children.tvm_api.scratch_tensors import pieces_of
 
 _SMALLEST = 16
 """Constants of fewer elements stay in the code, where the compiler can see their values"""
@@ -50,10 +51,10 @@ class LiftedWeights:
 
     def _place(self, tensor: tvm.runtime.Tensor) -> int:
         if tensor not in self._known:
-            numbers = tensor.numpy()
-            # As bytes: Python's buffers do not know bfloat16.
-            digest = hashlib.sha256(numbers.reshape(-1).view(np.uint8)).digest()
-            key = str(tensor.dtype), numbers.shape, digest
+            digest = hashlib.sha256()
+            for piece in pieces_of(tensor):
+                digest.update(piece)
+            key = str(tensor.dtype), tuple(map(int, tensor.shape)), digest.digest()
             if key not in self._places:
                 self._places[key] = len(self.tensors)
                 self.tensors.append(tensor)
@@ -61,16 +62,27 @@ class LiftedWeights:
         return self._known[tensor]
 
 
-def pack_weights(weights: Sequence[Any]) -> tuple[bytes, list[dict[str, Any]]]:
-    """All weights in one run of bytes, each at a multiple of ALIGNMENT_BYTES, and the place of each."""
-    packed, layout = bytearray(), []
-    for weight in weights:
-        packed.extend(bytes(-len(packed) % ALIGNMENT_BYTES))
-        payload = weight.numpy().tobytes()
-        shape = [int(dim) for dim in weight.shape]
-        layout.append({"dtype": str(weight.dtype), "shape": shape, "offset": len(packed), "size": len(payload)})
-        packed.extend(payload)
-    return bytes(packed), layout
+class PackedWeights(Iterable[bytes | memoryview]):
+    """All weights in one run of bytes, each at a multiple of ALIGNMENT_BYTES, piece by piece."""
+
+    def __init__(self, weights: Sequence[Any]) -> None:
+        self._weights = weights
+        self.layout: list[dict[str, Any]] = []
+        """the place of each"""
+        end = 0
+        for weight in weights:
+            shape = [int(dim) for dim in weight.shape]
+            size = math.prod(shape) * numpy_dtype(str(weight.dtype)).itemsize
+            offset = end + -end % ALIGNMENT_BYTES
+            self.layout.append({"dtype": str(weight.dtype), "shape": shape, "offset": offset, "size": size})
+            end = offset + size
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        end = 0
+        for weight, place in zip(self._weights, self.layout, strict=True):
+            yield bytes(place["offset"] - end)
+            yield from pieces_of(weight)
+            end = place["offset"] + place["size"]
 
 
 @mutator

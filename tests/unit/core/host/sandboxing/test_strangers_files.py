@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.host.sandboxing.strangers_files import empty_dir, read_strangers_file
+from fractune_core.host.sandboxing.strangers_files import copy_strangers_file, empty_dir
 
 
-def test_a_file_is_read(tmp_path: Path) -> None:
+def test_a_file_is_copied(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345")
-    assert read_strangers_file(tmp_path / "file", 5) == b"12345"
+    copy_strangers_file(tmp_path / "file", tmp_path / "copy", 5)
+    assert (tmp_path / "copy").read_bytes() == b"12345"
     with pytest.raises(OSError, match="more than 4 bytes"):
-        read_strangers_file(tmp_path / "file", 4)
+        copy_strangers_file(tmp_path / "file", tmp_path / "copy", 4)
+    assert not (tmp_path / "copy").exists()
 
 
 def test_what_is_no_file_of_its_own_is_not_read(tmp_path: Path) -> None:
@@ -27,7 +29,7 @@ def test_what_is_no_file_of_its_own_is_not_read(tmp_path: Path) -> None:
     (folder / "folder").mkdir()
     for name in ("link", "hard", "pipe", "folder", "none"):
         with pytest.raises(OSError, match=r"links|of its own|directory|No such file"):
-            read_strangers_file(folder / name, 100)
+            copy_strangers_file(folder / name, tmp_path / "copy", 100)
 
 
 def test_a_folder_is_emptied_and_what_links_lead_to_stays(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     files = BlobStore(tmp_path)
     (tmp_path / "bundles").rmdir()
     with pytest.raises(StateUnusable, match="bundles: No such file or directory"):
-        files.add_bundle("b", b"x")
+        files.add_bundle("b", [b"x"])
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_names_and_pages() -> None:
 
 def test_a_bundle_is_told_how_fast_the_whole_model_is(tmp_path: Path) -> None:
     files = BlobStore(tmp_path)
-    files.add_bundle("b1", bundle_bytes())
+    files.add_bundle("b1", [bundle_bytes()])
     files.add_times("b1", {"cpu:1": 2e-3}, {"cpu:1": 0.1}, {"cpu:1": BEST})
     files.add_times("b1", {"cpu:4": 1e-3}, {"cpu:4": 0.0}, {})
     told = Bundle(b"".join(files.bundle("b1")))
@@ -164,7 +164,7 @@ def test_a_bundle_is_told_how_fast_the_whole_model_is(tmp_path: Path) -> None:
 
 def test_a_disturbed_time_is_marked_in_a_bundle_and_replaces_no_other(tmp_path: Path) -> None:
     files = BlobStore(tmp_path)
-    files.add_bundle("b1", bundle_bytes())
+    files.add_bundle("b1", [bundle_bytes()])
     files.add_times("b1", {"cpu:1": 9e-3, "cpu:4": 1e-3}, {"cpu:1": 0.8, "cpu:4": 0.0}, {})
     disturbed = Bundle(b"".join(files.bundle("b1")))
     assert (disturbed.timed("cpu"), disturbed.timed("cpu", disturbed=True)) == ({4: 1e-3}, {1: 9e-3})
@@ -174,7 +174,7 @@ def test_a_disturbed_time_is_marked_in_a_bundle_and_replaces_no_other(tmp_path: 
 
 def test_times_of_what_is_no_bundle_are_refused_and_the_file_stays(tmp_path: Path) -> None:
     files = BlobStore(tmp_path)
-    files.add_bundle("b1", b"no bundle")
+    files.add_bundle("b1", [b"no bundle"])
     with pytest.raises(BadBundle):
         files.add_times("b1", {"cpu:1": 2e-3}, {"cpu:1": 0.1}, {"cpu:1": BEST})
     assert b"".join(files.bundle("b1")) == b"no bundle"
@@ -183,7 +183,7 @@ def test_times_of_what_is_no_bundle_are_refused_and_the_file_stays(tmp_path: Pat
 def test_a_bundle_that_is_torn_counts_as_none(tmp_path: Path) -> None:
     files = BlobStore(tmp_path)
     assert not files.has_bundle("b1")
-    files.add_bundle("b1", bundle_bytes()[:-1])
+    files.add_bundle("b1", [bundle_bytes()[:-1]])
     assert not files.has_bundle("b1")
-    files.add_bundle("b1", bundle_bytes())
+    files.add_bundle("b1", [bundle_bytes()])
     assert files.has_bundle("b1")

@@ -7,7 +7,8 @@ the numbers that are there, and not all of them count. Names must be printable t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import onnx
 from google.protobuf.message import Message
@@ -35,14 +36,19 @@ _MOST_NAME_CHARACTERS = 10_000
 _SHOWN = 80
 
 
-def check_contents(model: onnx.ModelProto) -> None:
+def check_contents(model: onnx.ModelProto, apart: Mapping[str, int] = MappingProxyType({})) -> None:
     """Raises BadModel for weights in other files, for numbers that do not fit the shape, and for names that are not
-    printable.
+    printable. `apart` has the bytes of the weights that are not in the message.
     """
+    left = set(apart)
     for message in _messages(model):
         if isinstance(message, onnx.TensorProto):
             _check_name(message.name)
-            _check_tensor(message)
+            if message.data_location == onnx.TensorProto.EXTERNAL and message.name in left:
+                left.remove(message.name)  # a second one of this name is none of them
+                _check_payload(message, apart[message.name])
+            else:
+                _check_tensor(message)
             continue
         for field, value in message.ListFields():
             if field.type == field.TYPE_STRING and field.name not in _REMARKS:
@@ -57,6 +63,11 @@ def _check_name(name: str | bytes) -> None:
             f"has the name {shortened(ascii(name), _SHOWN)}; export the model with names of at most "
             f"{_MOST_NAME_CHARACTERS:,} printable characters"
         )
+
+
+def _check_payload(tensor: onnx.TensorProto, size: int) -> None:
+    bits = _BITS[_NAMES.Name(tensor.data_type)]
+    check_payload(tensor.dims, bits, size, f"weight '{tensor.name}'")
 
 
 def _check_tensor(tensor: onnx.TensorProto) -> None:

@@ -52,6 +52,7 @@ from fractune_workers.children.importing.operators.rotary import ROTARY
 from fractune_workers.children.rewriting.expressions import is_constant, type_text
 from fractune_workers.children.rewriting.origins import with_origins
 from fractune_workers.children.rewriting.widened import HALVES
+from fractune_workers.children.tvm_api.scratch_tensors import Weights
 
 # The operators of ONNX that are converted here, by name: those that TVM's importer lacks, or converts with another
 # meaning. An operator of another domain than ONNX's own has its domain in front: `com.microsoft.QGemm`.
@@ -234,11 +235,11 @@ _NOT_ONNX = "AllClassNMS Attention BiasGelu EmbedLayerNormalization FastGelu Mat
 """Names by which TVM's importer knows operators of other domains; it looks at no domain."""
 
 
-def from_onnx(model: onnx.ModelProto, branches: Branches) -> tvm.IRModule:
-    """The model as a Relax module with the entry `main`. Raises BadModel for a node that cannot be imported, and other
-    errors where the graph around the nodes cannot be read.
+def from_onnx(model: onnx.ModelProto, branches: Branches, apart: Weights) -> tvm.IRModule:
+    """The model as a Relax module with the entry `main`; the numbers of weights `apart` are not in the model. Raises
+    BadModel for a node that cannot be imported, and other errors where the graph around the nodes cannot be read.
     """
-    importer = Importer(element_types(model.graph), branches)
+    importer = Importer(element_types(model.graph), branches, apart)
     mod = importer.from_onnx(model.graph, opset_of(model))
     return with_sections(with_origins(mod, importer.origins))
 
@@ -267,8 +268,9 @@ class Importer(onnx_frontend.ONNXGraphImporter):
     _nodes: dict[str, Any]
     """by name: the values so far"""
 
-    def __init__(self, element_types: dict[str, int], branches: Branches) -> None:
+    def __init__(self, element_types: dict[str, int], branches: Branches, apart: Weights) -> None:
         """`element_types`: ONNX's numbers of the types of tensors, by name."""
+        self._apart = apart
         as_bytes = {name: AS_BYTES[kind] for name, kind in element_types.items() if kind in AS_BYTES}
         super().__init__({}, as_bytes)
         self.element_types = element_types
@@ -381,6 +383,9 @@ class Importer(onnx_frontend.ONNXGraphImporter):
         return [self.bb.normalize(result) if isinstance(result, relax.Expr) else result]
 
     def _parse_array(self, tensor: onnx.TensorProto) -> tvm.runtime.Tensor:
+        if tensor.name in self._apart:
+            dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type).name
+            return self._apart[tensor.name].tensor(dtype, tensor.dims)
         array = onnx.numpy_helper.to_array(tensor)
         as_bytes = AS_BYTES.get(tensor.data_type)
         return tvm.runtime.tensor(array.astype(as_bytes) if as_bytes else array)

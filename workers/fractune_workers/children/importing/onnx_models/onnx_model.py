@@ -25,6 +25,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -58,6 +59,7 @@ from fractune_workers.children.importing.onnx_models.onnx_shapes import (
 )
 from fractune_workers.children.importing.rolling.rolled import roll_up
 from fractune_workers.children.tvm_api.keep_out import hushed
+from fractune_workers.children.tvm_api.scratch_tensors import Weights
 
 # The functions of a model, put in the place of their calls.
 #
@@ -121,26 +123,39 @@ _IR_VERSION_FIELD = b"\x08"
 
 
 def load_onnx(
-    data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits, *, recurrences: bool = True
+    data: bytes,
+    shapes: Mapping[str, Sequence[int]],
+    limits: Limits,
+    *,
+    recurrences: bool = True,
+    apart: Weights = MappingProxyType({}),
 ) -> tvm.IRModule:
-    """The ONNX model in `data` as a Relax module. `recurrences`: whether unrolled ones are rolled up. Raises BadModel,
-    also for a model that would exceed `limits`.
+    """The ONNX model in `data` as a Relax module. `recurrences`: whether unrolled ones are rolled up, which reads
+    weights; none is with weights `apart`, which are not in `data`. Raises BadModel, also for a model that would exceed
+    `limits`.
     """
     model = _parse(data)
     check_count(model, limits)
-    check_contents(model)
+    check_contents(model, {name: each.size for name, each in apart.items()})
     model = without_functions(model)
     _drop_weights_from_inputs(model)
     fixed, constants = shapes_in(shapes), constants_in(shapes)
     check_inputs(model.graph, fixed, constants)
     fix_shapes(model.graph, fixed, constants)
     fix_constants(model.graph, constants)
-    read = partial(_read, limits=limits, captured=ComputedConstants(limits), recurrences=recurrences)
-    return read(model, is_branch=False)
+    rolls = recurrences and not apart
+    read = partial(_read, limits=limits, captured=ComputedConstants(limits), recurrences=rolls)
+    return read(model, apart=apart, is_branch=False)
 
 
 def _read(
-    model: onnx.ModelProto, *, limits: Limits, captured: ComputedConstants, recurrences: bool, is_branch: bool
+    model: onnx.ModelProto,
+    *,
+    limits: Limits,
+    captured: ComputedConstants,
+    recurrences: bool,
+    apart: Weights,
+    is_branch: bool,
 ) -> tvm.IRModule:
     """Fold, slim and import a model with fixed shapes, or a branch of one; `captured` are constants of branches."""
     inputs = [copy.deepcopy(value) for value in model.graph.input]
@@ -155,16 +170,30 @@ def _read(
     branches = Branches(
         model,
         opset,
-        partial(_read, limits=limits, captured=captured, recurrences=recurrences, is_branch=True),
+        partial(_read, limits=limits, captured=captured, recurrences=recurrences, apart={}, is_branch=True),
         captured,
     )
+    outlines = _set_aside(model.graph, apart)
     model = _slimmed(model)
+    model.graph.initializer.extend(outlines)
     _share_weights(model.graph)
     _restore_inputs(model.graph, inputs)
     if not model.graph.node and not is_branch:
         where = f", such as that of {described(last)}" if last else ""
         raise BadModel(f"has nothing to tune: its outputs are constants{where}; tune a model that computes from inputs")
-    return _import(model, branches)
+    return _import(model, branches, apart)
+
+
+def _set_aside(graph: onnx.GraphProto, apart: Weights) -> list[onnx.TensorProto]:
+    """The weights without numbers, which are inputs of the graph while it is slimmed."""
+    outlines = [tensor for tensor in graph.initializer if tensor.name in apart]
+    others = [tensor for tensor in graph.initializer if tensor.name not in apart]
+    if outlines:
+        del graph.initializer[:]
+        graph.initializer.extend(others)
+    for each in outlines:
+        graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+    return outlines
 
 
 def _parse(data: bytes) -> onnx.ModelProto:
@@ -263,10 +292,10 @@ def _is_numeric(value: onnx.ValueInfoProto) -> bool:
     return bool(kind) and helper.tensor_dtype_to_np_dtype(kind).kind in "biuf"
 
 
-def _import(model: onnx.ModelProto, branches: Branches) -> tvm.IRModule:
+def _import(model: onnx.ModelProto, branches: Branches, apart: Weights) -> tvm.IRModule:
     try:
         with hushed():
-            return from_onnx(model, branches)
+            return from_onnx(model, branches, apart)
     except BadModel:
         raise
     except Exception as error:

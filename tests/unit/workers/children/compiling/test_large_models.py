@@ -1,0 +1,48 @@
+"""A model above a limit is compiled with its weights apart from protobuf, and its bundle is the same."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import onnx
+import pytest
+
+from fractune_workers.children.importing import model_file
+from fractune_workers.children.importing.onnx_models import onnx_importer
+from fractune_workers.children.tvm_api import scratch_tensors
+from tests.support.cached_decoders import compile_decoder, write_decoder
+
+
+def entries(bundle: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(bundle) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_file, "APART_FROM_BYTES", 1)
+    for module in (model_file, scratch_tensors):
+        monkeypatch.setattr(module, "LEAST_BYTES", 4096)
+
+
+def test_the_bundle_of_a_large_model_is_that_of_a_small_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    model = write_decoder(tmp_path / "decoder.onnx")
+    whole = entries(compile_decoder(model, 8, 1))
+    request.getfixturevalue("small_limit")
+    parsed, to_array = list[int](), onnx.numpy_helper.to_array
+
+    def noted(tensor: onnx.TensorProto) -> object:
+        parsed.append(len(tensor.raw_data))
+        return to_array(tensor)
+
+    monkeypatch.setattr(onnx_importer.onnx.numpy_helper, "to_array", noted)
+    (tmp_path / "other").mkdir()
+    other = model.rename(tmp_path / "other" / model.name)
+    apart = entries(compile_decoder(other, 8, 1))
+    assert max(parsed) < 4096
+    assert {name: each for name, each in apart.items() if name != "manifest.json"} == {
+        name: each for name, each in whole.items() if name != "manifest.json"
+    }
