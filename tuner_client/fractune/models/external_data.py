@@ -14,10 +14,18 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 
 from fractune_core.errors import BadModel, shortened
-from fractune_core.files.onnx_file import DEEPEST, INSIDE, MESSAGE, NUMBERS, Field, Walk, varint_bytes, walk
+from fractune_core.files.onnx_file import (
+    DEEPEST,
+    INSIDE,
+    MESSAGE,
+    MOST_MODEL_BYTES,
+    NUMBERS,
+    Field,
+    Walk,
+    varint_bytes,
+    walk,
+)
 
-MOST_BYTES = 2**31 - 1
-"""of a protobuf message"""
 _BLOCK_BYTES = 1 << 20
 _LOCATION = b"location"
 """the key that each tensor with numbers elsewhere has"""
@@ -39,16 +47,16 @@ def write_one_file(path: Path, target: Path) -> None:
     """Write the ONNX model at `path`, with the numbers of its weights from the files beside it, to `target`.
 
     Raises BadModel for a damaged model, and for a weight in a place that is not allowed, in a missing file or beyond
-    its end. Also for more than 2 GiB with the weights, and where `target` cannot be written.
+    its end. Also for more than 128 GiB with the weights, and where `target` cannot be written.
     """
     with walk(path) as found:
         if found is None:
             raise BadModel("is not an ONNX file")
         parts = list(_Joining(found, path.parent).parts("model", 0, found.size, 0))
         total = sum(map(_size, parts))
-        if total > MOST_BYTES:
-            size = f"{total / 2**30:.1f} GiB"
-            raise BadModel(f"has {size} with its weights, and at most 2 are supported; export it in float16")
+        if total > MOST_MODEL_BYTES:
+            size, most = f"{total / 2**30:.1f} GiB", MOST_MODEL_BYTES >> 30
+            raise BadModel(f"has {size} with its weights, and at most {most} are supported; export it in float16")
         try:
             with target.open("xb") as out:
                 for part in parts:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fractune.local.programs import how_imported
-from fractune.models.external_data import MOST_BYTES
 from fractune_core.errors import BadModel, shortened, some_of
 from fractune_core.files.onnx_file import DEEPEST, NUMBERS, Field, Walk, walk
 
@@ -19,7 +18,6 @@ _SHOWN = 60
 _TYPE, _DOMAIN, _ATTRIBUTE = 4, 7, 5
 """fields of a node"""
 _EXTERNAL_DATA = 13
-_TOO_LARGE = "           these are more than 2 GiB, which tune refuses; export the model in float16"
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,6 @@ class GraphSummary:
             f"operators: {kinds[0] if kinds else 'none'}",
             *(f"           {each}" for each in kinds[1:]),
             f"weights:   {', '.join(weights) or 'none'}",
-            *([_TOO_LARGE] if sum(self.weights.values()) > MOST_BYTES else []),
         ]
 
 

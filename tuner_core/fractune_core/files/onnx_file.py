@@ -18,6 +18,10 @@ from fractune_core.errors import BadModel, BadRequest, shortened
 from fractune_core.model_inputs import constants_in, shapes_in
 from fractune_core.named_sizes import Dim, Formula, NamedSizes
 
+MOST_PARSED_BYTES = 2**31 - 1
+"""of a message that protobuf parses: ONNX Runtime, and what else reads a whole model at once, take no larger file"""
+MOST_MODEL_BYTES = 2**37
+"""of a model whose weights fractune reads by mapping"""
 _MOST_FIELDS = 500_000
 """visited in one file: the largest models that are tuned have 30,000 nodes and as many weights"""
 _MOST_NAME_CHARACTERS = 10_000

@@ -12,7 +12,7 @@ from fractune_core.records import COLD, WARM
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
 
-MODEL_LIMIT_BYTES = 2 << 30
+MODEL_LIMIT_BYTES = 16 << 30
 """default limit of one model file"""
 
 

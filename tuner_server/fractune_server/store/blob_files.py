@@ -27,7 +27,7 @@ from fractune_core.host.private_folders import warning_of_state
 
 KEPT_S = 24 * 3600
 """a part that has not grown for this long is removed"""
-KEPT_BYTES = 8 << 30
+KEPT_BYTES = 32 << 30
 """limit of all parts together; beyond it the parts that have not grown for the longest time are removed"""
 
 

@@ -10,6 +10,7 @@ have the number of attempts, the drift of the anchor, the reasons of a low clock
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 import statistics
@@ -286,13 +287,14 @@ class MeasurementSession:
         """Time every variant of the bundle at `path`: `run_secs` and `max_error` by variant, `at_load` of the best."""
         options = {"path": str(path), "repeats": _MODEL_REPEATS, "own": self._share}
         timed = partial(self.call, "time_model", _MODEL_TIMEOUT_S, **options)
-        answer: dict[str, Any] = self.run([path.read_bytes()], None, timed, alone=True)
+        answer: dict[str, Any] = self.run([path], None, timed, alone=True)
         return answer
 
     def run(
-        self, codes: Sequence[bytes], batch: ArtifactBatch | None, run: Callable[[], _T], *, alone: bool = False
+        self, codes: Sequence[bytes | Path], batch: ArtifactBatch | None, run: Callable[[], _T], *, alone: bool = False
     ) -> _T:
-        """The result of `run` in a child that is prepared for `batch`; `codes` is the machine code that it runs there.
+        """The result of `run` in a child that is prepared for `batch`; `codes` is the machine code that it runs there,
+        or a file of it.
 
         `alone`: while nothing else runs on the device, as far as faults spread there. Raises one of CHILD_ERRORS.
         """
@@ -385,9 +387,10 @@ def measured_record(
     )
 
 
-def artifact_name(code: bytes) -> str:
-    """The name of an artifact: the same bytes share a verdict, wherever they run."""
-    return hashlib.sha256(code).hexdigest()[:32]
+def artifact_name(code: bytes | Path) -> str:
+    """The name of an artifact, or of one in a file: the same bytes share a verdict, wherever they run."""
+    with io.BytesIO(code) if isinstance(code, bytes) else code.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
 class AnchoredSession(Protocol):

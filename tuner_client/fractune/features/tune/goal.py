@@ -37,6 +37,7 @@ from fractune_core.files.buckets import input_shapes
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.fused import is_fused
 from fractune_core.files.new_bundle import NewBundle
+from fractune_core.files.onnx_file import MOST_PARSED_BYTES
 from fractune_core.jobs import JobSpec, SearchOptions
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
@@ -98,6 +99,8 @@ def _check_job(model: Path, spec: JobSpec) -> None:
     """Raise BadRequest or ShareUnavailable for a model or options that do not fit a goal."""
     if is_fused(model):
         raise BadRequest(f"{model.name} is a fused model, which no peer runs; leave --until-beats out")
+    if model.stat().st_size > MOST_PARSED_BYTES:
+        raise BadRequest(f"{model.name} has more than 2 GiB, which no peer reads as one file; leave --until-beats out")
     if spec.extra_trials or spec.rerank:
         raise BadRequest(
             "--until-beats chooses its trials, and --trials limits them; leave --extra-trials and --rerank out"

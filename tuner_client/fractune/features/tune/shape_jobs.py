@@ -25,6 +25,7 @@ from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_core.files.buckets import shape_text
 from fractune_core.files.fused import is_fused
 from fractune_core.files.new_bundle import NewBundle
+from fractune_core.files.onnx_file import MOST_PARSED_BYTES
 from fractune_core.jobs import JobOptions, JobSpec, SearchOptions
 from fractune_core.model_inputs import Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
 from fractune_core.refusals import RefusedNode, refused_node
@@ -109,8 +110,10 @@ def tune_shapes(
                 bundles.append(bundle)
             measurers = place.client.measurers() if place.is_own else {}
         out, force = written.path, written.force
+        # ONNX Runtime, with which sizes between the shapes are compared, reads no larger file.
+        whole = model if model.stat().st_size <= MOST_PARSED_BYTES else None
         joined = join(
-            bundles[::-1], out=out, pad=options.pad, padding_error=options.padding_error, model=model, force=force
+            bundles[::-1], out=out, pad=options.pad, padding_error=options.padding_error, model=whole, force=force
         )
     return TuneResult(jobs[0], BundleFile(out, jobs[0].name), measurers, jobs=tuple(jobs), joined=joined)
 

@@ -24,6 +24,7 @@ from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_core.files.compared import ONNX_RUNTIME
 from fractune_core.files.new_bundle import NewBundle
+from fractune_core.files.onnx_file import MOST_PARSED_BYTES
 from fractune_core.jobs import JobSpec, SearchOptions
 from fractune_core.model_inputs import SeveralShapes
 from fractune_core.named_sizes import Sizes
@@ -115,7 +116,8 @@ def tune(
             result = tune_shapes(path, specs, join_options, written, where, view)
         else:
             goal = goal_spec(until_beats, min_gain, path, specs[0], options, where.named_server)
-            result = _tuned(path, specs[0], goal, written, where, view, parts=compete != NONE)
+            parts = compete != NONE and path.stat().st_size <= MOST_PARSED_BYTES
+            result = _tuned(path, specs[0], goal, written, where, view, parts=parts)
         was_beaten = result.goal is not None and result.goal.beaten and compete is None
         if not contenders or was_beaten:  # the last step toward the goal has compared them
             return replace(result, not_compared="" if was_beaten else why_not)
@@ -152,7 +154,7 @@ def _tuned(
             measurers = place.client.measurers() if place.is_own else {}
     except BadModel as error:
         if not parts:
-            remedy = "or leave out --compete none: then ONNX Runtime runs this node"
+            remedy = "or leave out --compete none: then ONNX Runtime runs this node in a model of up to 2 GiB"
             raise with_remedy(spec, error, remedy) from error
         if not may_cut(spec, error):
             raise
@@ -172,6 +174,11 @@ def _contenders(
     """
     if compete == NONE:
         return [], ""
+    if model.stat().st_size > MOST_PARSED_BYTES:
+        why = "it reads no model of more than 2 GiB as one file"
+        if compete is not None:
+            raise BadRequest(f"--compete: {model.name} has more than 2 GiB, and {why}; leave it out")
+        return [], why
     where = f"the job runs on {server}; 'fractune compete BUNDLE --model MODEL' compares where the bundle is served"
     if compete is not None:
         if server is not None:

@@ -16,6 +16,7 @@ from fractune_core.errors import BadRequest, FractuneError, first_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.checked import not_checked
 from fractune_core.files.input_arrays import LABEL, InputFile
+from fractune_core.files.onnx_file import MOST_PARSED_BYTES
 from fractune_workers.children.checking.comparing import Comparison, DiffersError
 from fractune_workers.children.checking.references import Array
 from fractune_workers.children.importing.model_file import is_onnx
@@ -34,6 +35,8 @@ def check(
 
     Returns `checked`, a Checked as JSON, or `differs`, a text. Raises BadRequest for given arrays that do not fit.
     """
+    if Path(path).stat().st_size > MOST_PARSED_BYTES:
+        return {"checked": not_checked("the model has more than 2 GiB, which no runtime reads as one file").to_json()}
     data, whole = Path(path).read_bytes(), Bundle(Path(bundle))
     found = whole if member is None else whole.members[member]
     arrays = _given_arrays(Path(given), found.manifest["inputs"]) if given else None

@@ -18,7 +18,7 @@ from tvm import relax
 from fractune_core.errors import BadModel
 from fractune_core.files.archives import BadArchive
 from fractune_core.files.fused import read_fused
-from fractune_core.files.onnx_file import walk
+from fractune_core.files.onnx_file import MOST_MODEL_BYTES, MOST_PARSED_BYTES, walk
 from fractune_core.files.scripts import REFUSAL, is_script
 from fractune_core.model_inputs import constants_in
 from fractune_workers.children.importing.limits import Limits
@@ -26,10 +26,6 @@ from fractune_workers.children.importing.relax_sizes import check_sizes
 from fractune_workers.children.rewriting.origins import without_origins
 from fractune_workers.children.tvm_api.scratch_tensors import LEAST_BYTES, WeightInFile, Weights, begin
 
-_MOST_BYTES = 2**31
-"""Protobuf parses no larger file; the other formats need no larger one"""
-_MOST_ONNX_BYTES = 2**37
-"""of an ONNX file whose weights protobuf does not read"""
 APART_FROM_BYTES = 2**30
 """of an ONNX file, whose weights protobuf does not read then"""
 
@@ -128,12 +124,12 @@ def _read(path: Path) -> Contents:
         scratch = begin(large=size >= APART_FROM_BYTES)
         if scratch is not None:
             with walk(path) as found:
-                if found is not None and size <= _MOST_ONNX_BYTES:
+                if found is not None and size <= MOST_MODEL_BYTES:
                     data, places = found.apart(LEAST_BYTES)
                     weights = {name: WeightInFile(path, *place, scratch) for name, place in places.items()}
                     return Contents(data, size, weights)
-        if size > _MOST_BYTES:
-            raise BadModel(f"larger than {_MOST_BYTES >> 30} GiB, which only an ONNX file may be; split the model")
+        if size > MOST_PARSED_BYTES:
+            raise BadModel("larger than 2 GiB, which only an ONNX file may be; split the model")
         data = path.read_bytes()
     except OSError as error:
         raise BadModel(f"cannot be read: {error.strerror}; check the path") from error

@@ -83,7 +83,7 @@ def server(
     ] = None,
     upload_limit: Annotated[
         str, typer.Option("--upload-limit", metavar="SIZE", help="Largest size of a model file, such as 500MiB.")
-    ] = "2GiB",
+    ] = "16GiB",
     resume: Annotated[bool, typer.Option(help="Continue jobs that were open when the last server ended.")] = True,
     ready_file: Annotated[
         Path | None, typer.Option("--ready-file", help="Write the bound address here once serving.")
