@@ -54,9 +54,11 @@ from fractune.features.tune.bundle import BundleFile as BundleFile
 from fractune.features.tune.bundle import bundle as bundle
 from fractune.features.tune.result import TuneResult as TuneResult
 from fractune.features.tune.tune import tune as tune
+from fractune.features.tune.tune import tune_folder as tune_folder
 from fractune.models.inspection import InspectedAxis as InspectedAxis
 from fractune.models.inspection import InspectedTensor as InspectedTensor
 from fractune.models.inspection import Inspection as Inspection
+from fractune.models.model_folder import inspect_folder as inspect_folder
 from fractune.models.open_sizes import inspect as inspect
 from fractune.server.job_status import Fleet as Fleet
 from fractune.server.job_status import JobStatus as JobStatus

@@ -26,8 +26,8 @@ Input = tuple[Sequence[int], str] | Sequence[int] | str
 """a shape, or `const:` and numbers with commas between them, or a tuple of both"""
 Inputs = Mapping[str, Input]
 """by name"""
-SeveralShapes = Mapping[str, Input | Sequence[Sequence[int]]]
-"""by name; a list of shapes for a model that is tuned for several"""
+SeveralShapes = Mapping[str, Input | Sequence[Sequence[int]] | Sequence[str]]
+"""by name; a list of shapes, or of constants, for a model that is tuned for several"""
 
 
 def each_shape(inputs: SeveralShapes) -> list[Inputs]:
@@ -83,7 +83,8 @@ def combined_shapes(axes: Mapping[str, Sequence[tuple[int, ...]]]) -> dict[str, 
 
 def _has_several(given: object) -> bool:
     shapes = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
-    return bool(shapes) and all(isinstance(each, Sequence) and not isinstance(each, str) for each in shapes)
+    kinds = {str if isinstance(each, str) else Sequence if isinstance(each, Sequence) else int for each in shapes}
+    return kinds in ({str}, {Sequence})
 
 
 def as_shapes(inputs: Inputs) -> dict[str, list[int]]:

@@ -193,7 +193,7 @@ class NamedSizes:
         """
         equations = [_Equation(Formula.of(name), each, "sizes") for name, each in self.relations.items()]
         for key, size in sizes.items():
-            _check(key, size)
+            check_size(key, size)
             equations.append(_Equation(self.named(key), Formula.number(size), "sizes"))
         for name, shape in shapes.items():
             for axis, size in enumerate(shape):
@@ -240,23 +240,24 @@ def _solved(equations: Iterable[_Equation]) -> dict[str, int]:
     return known
 
 
-def each_size(sizes: Sizes) -> list[dict[str, int]]:
+def each_size(sizes: Sizes, least: int = 1) -> list[dict[str, int]]:
     """All combinations. Raises BadRequest for too many, for a size out of bounds or twice, and for a name without."""
     several = {key: [size] if isinstance(size, int) else list(size) for key, size in sizes.items()}
     for key, each in several.items():
         if not each or len(set(each)) < len(each):
             raise BadRequest(f"size {_quoted(key)} has {each or 'no number'}; give each number once")
         for size in each:
-            _check(key, size)
+            check_size(key, size, least)
     count = math.prod(map(len, several.values()))
     if count > MOST_COMBINATIONS:
         raise BadRequest(f"sizes: {count:,} combinations, and {MOST_COMBINATIONS:,} is the limit; give fewer")
     return [dict(zip(several, chosen, strict=True)) for chosen in product(*several.values())]
 
 
-def _check(key: str, size: int) -> None:
-    if not 1 <= size <= MOST_SIZE:
-        raise BadRequest(f"size {_quoted(key)} is {size}; it must be from 1 to {MOST_SIZE:,}")
+def check_size(key: str, size: int, least: int = 1) -> None:
+    """Raises BadRequest for a size out of bounds."""
+    if not least <= size <= MOST_SIZE:
+        raise BadRequest(f"size {_quoted(key)} is {size}; it must be from {least} to {MOST_SIZE:,}")
 
 
 def _quoted(name: str) -> str:

@@ -8,30 +8,30 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fractune.models.external_data import opened
+from fractune.models.inspection import Inspection
+from fractune.models.open_sizes import CACHE_BRANCH, inspect
 from fractune_core.codec.plain_json import is_storable, read_json
-from fractune_core.errors import BadModel, shortened, some_of
+from fractune_core.errors import BadModel, BadRequest, shortened, some_of
 from fractune_core.files.onnx_file import Interface, read_interface
-from fractune_core.model_inputs import CONSTANT
-from fractune_core.named_sizes import BATCH_NAME, MOST_SIZE, PAST_NAME
+from fractune_core.named_sizes import BATCH_NAME, MOST_SIZE, PAST_NAME, NamedSizes, Sizes
 
 _OPTIMUM, _GENAI = "config.json", "genai_config.json"
 _MOST_CONFIG_BYTES = 1 << 20
 _MOST_FILES = 1000
 """looked at in a folder"""
 _MOST_GRAPHS = 16
+_SHOWN = 80
 _SUFFIX = ".onnx"
 _MERGED = "decoder_model_merged.onnx"
 _IN_MERGED = ("decoder_model.onnx", "decoder_with_past_model.onnx")
 """the merged graph holds both"""
-_CACHE_BRANCH = "use_cache_branch"
-"""input of a merged graph: whether there is a cache"""
 _CONTEXT = ("context_length", "max_position_embeddings", "n_positions", "max_target_positions", "max_length")
 """keys of the longest text that a model takes, the surest first"""
 _SOURCE, _MELS = "max_source_positions", "num_mel_bins"
@@ -52,15 +52,15 @@ class FolderGraph:
     path: Path
     sizes: Mapping[str, tuple[int, ...]]
     """by name, of what it leaves open"""
-    constants: Mapping[str, str]
-    """inputs that are constants"""
+    open_sizes: NamedSizes
 
-    @property
-    def options(self) -> list[str]:
-        """Words of a command line."""
-        words = [("--size", f"{name}={','.join(map(str, sizes))}") for name, sizes in self.sizes.items()]
-        words += [("--input", f"{name}={number}") for name, number in self.constants.items()]
-        return [word for pair in words for word in pair]
+    def takes(self, name: str) -> bool:
+        """Whether it leaves an axis of this name, or at this place, open."""
+        try:
+            self.open_sizes.named(name)
+        except BadRequest:
+            return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,24 @@ class ModelFolder:
     graphs: tuple[FolderGraph, ...]
     left_out: tuple[str, ...]
     """graphs that another one holds"""
+
+    def sizes(self, given: Sizes) -> list[dict[str, int | Sequence[int]]]:
+        """Of each graph: those from the configuration, and in their place those `given` for names that it leaves open.
+        Raises BadRequest for a name that no graph has.
+        """
+        strange = next((name for name in given if not any(each.takes(name) for each in self.graphs)), None)
+        if strange is not None:
+            shown = shortened(strange, _SHOWN)
+            raise BadRequest(f"{self.path}: no graph has an open axis named '{shown}'; inspect shows the names")
+        return [
+            {**each.sizes, **{name: sizes for name, sizes in given.items() if each.takes(name)}} for each in self.graphs
+        ]
+
+
+def size_options(sizes: Sizes) -> list[str]:
+    """Words of a command line."""
+    several = {name: [each] if isinstance(each, int) else each for name, each in sizes.items()}
+    return [word for name, each in several.items() for word in ("--size", f"{name}={','.join(map(str, each))}")]
 
 
 def read_folder(folder: Path) -> ModelFolder:
@@ -95,10 +113,7 @@ def _graph(folder: Path, name: str, config: Mapping[str, Any]) -> FolderGraph:
     found = read_interface(folder / name)
     if found is None:
         raise BadModel(f"{folder / name}: is not an ONNX file; export it again")
-    is_merged = any(each.name == _CACHE_BRANCH for each in found.inputs)
-    return FolderGraph(
-        folder / name, _sizes(found, _numbers(config)), {_CACHE_BRANCH: f"{CONSTANT}1"} if is_merged else {}
-    )
+    return FolderGraph(folder / name, _sizes(found, _numbers(config)), found.sizes_with())
 
 
 def _files(folder: Path) -> list[str]:
@@ -160,19 +175,22 @@ def _sizes(found: Interface, config: Mapping[str, int]) -> dict[str, tuple[int, 
     context = next((config[key] for key in _CONTEXT if key in config), _LONGEST)
     names = found.sizes_with().names
     has_past = any(map(PAST_NAME.fullmatch, names))
-    steps = _STEPS[:1] if any(map(_ENCODER_NAME.fullmatch, names)) else _STEPS
+    has_encoder = any(map(_ENCODER_NAME.fullmatch, names))
+    steps = _STEPS[:1] if has_encoder else _STEPS
+    # Of a past of 0, the branch without a cache computes what all later steps read of the encoder.
+    first = (0,) if has_encoder and any(each.name == CACHE_BRANCH for each in found.inputs) else ()
     frames = 2 * config[_SOURCE] if {_SOURCE, _MELS} <= config.keys() else 0
     rules = (
         (BATCH_NAME, (1,)),
         (re.compile("feature_size"), (config.get(_MELS, 0),)),
         (_HALF_NAME, (frames // 2,)),
         (_ENCODER_NAME, (frames,) if frames else _up_to(min(context, _LONGEST), _TEXTS)),
-        (PAST_NAME, _up_to(context - 1, _PASTS)),
+        (PAST_NAME, (*first, *_up_to(context - 1, _PASTS))),
         (_TOTAL_NAME, ()),
         (_TEXT_NAME, _up_to(context, steps) if has_past else _up_to(min(context, _LONGEST), _TEXTS)),
     )
     made = {name: next((sizes for rule, sizes in rules if rule.fullmatch(name)), ()) for name in names}
-    return {name: sizes for name, sizes in made.items() if sizes and min(sizes) > 0}
+    return {name: sizes for name, sizes in made.items() if sizes and sizes[-1] > 0}
 
 
 def _up_to(most: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -186,3 +204,16 @@ def described(folder: ModelFolder) -> list[str]:
     if folder.left_out:
         lines.append(f"left out:  {some_of(folder.left_out)}, which {_MERGED} holds")
     return lines
+
+
+def inspect_folder(folder: str | os.PathLike[str]) -> dict[str, Inspection]:
+    """The graphs of an exported model, by their files in the folder, each as `fractune.inspect` shows it, with the
+    largest of the sizes from the configuration. Raises BadModel.
+    """
+    found = read_folder(Path(folder))
+    return {
+        str(each.path.relative_to(found.path)): inspect(
+            each.path, sizes={name: max(numbers) for name, numbers in each.sizes.items()}
+        )
+        for each in found.graphs
+    }

@@ -28,13 +28,26 @@ from fractune_core.files.bundles import is_bundle
 from fractune_core.files.fused import is_fused
 from fractune_core.files.onnx_file import Interface, Tensor, read_interface, read_outline
 from fractune_core.host.sandboxing.sandbox import plain_environment
-from fractune_core.model_inputs import Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
-from fractune_core.named_sizes import BATCH_NAME, NAMELESS, PAST_NAME, Dim, Formula, NamedSizes, Place, Sizes, each_size
+from fractune_core.model_inputs import CONSTANT, Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
+from fractune_core.named_sizes import (
+    BATCH_NAME,
+    NAMELESS,
+    PAST_NAME,
+    Dim,
+    Formula,
+    NamedSizes,
+    Place,
+    Sizes,
+    check_size,
+    each_size,
+)
 
 _CHILD = "fractune.models.sizes_child"
 _CHILD_TIMEOUT_S = 10.0
 """The child's work is bounded, and takes a second; a machine may be busy"""
 
+CACHE_BRANCH = "use_cache_branch"
+"""input of a decoder that holds a branch without a cache and one with it: which one is taken"""
 BATCH, IMAGE, AUDIO, LENGTH, OTHER = "batch", "image", "audio", "length", "other"
 _GUESSES = {
     BATCH: (1, "the batch"),
@@ -154,7 +167,8 @@ def settled(
             raise BadModel(f"{path.name}: sizes need an ONNX file, and this is none; give each shape by --input")
         return inputs
     report = report or (lambda _line: None)
-    choices = [(given, chosen) for given in each_shape(inputs or {}) for chosen in each_size(sizes or {})]
+    pairs = [(given, chosen) for given in each_shape(inputs or {}) for chosen in each_size(sizes or {}, least=0)]
+    choices = [_with_branch(found, given, chosen) for given, chosen in pairs]
     names = _related(path, found, choices)
     made: list[Inputs] = []
     refused: list[BadRequest] = []
@@ -175,6 +189,20 @@ def settled(
     if batches:
         report(f"the open batch of {some_of(map(repr, batches))} is 1; --size fixes another size")
     return _joined(made) if made != [inputs or {}] else inputs
+
+
+def _with_branch(found: Interface, given: Inputs, sizes: dict[str, int]) -> tuple[Inputs, dict[str, int]]:
+    """Inputs and sizes of a decoder that has a branch without a cache and one with it: a past of 0 takes the first,
+    which reads no past. No tensor may be empty, so the past has one row there. Raises BadRequest for another size of 0.
+    """
+    is_merged = any(each.name == CACHE_BRANCH for each in found.inputs)
+    empty = [name for name, size in sizes.items() if not size]
+    for name in empty:
+        if not (is_merged and PAST_NAME.fullmatch(name)):
+            check_size(name, 0)
+    if not is_merged or CACHE_BRANCH in given:
+        return given, sizes
+    return {**given, CACHE_BRANCH: f"{CONSTANT}{int(not empty)}"}, {name: size or 1 for name, size in sizes.items()}
 
 
 def _joined(several: Sequence[Inputs]) -> SeveralShapes:

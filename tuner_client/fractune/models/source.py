@@ -204,7 +204,8 @@ def check_model_file(path: Path) -> None:
     """Raises BadModel if `path` is not a file, or is a bundle."""
     if path.is_dir():
         raise BadModel(
-            f"{path}: this is a folder; name the model file in it (the commands tune and inspect take folders)"
+            f"{path}: this is a folder; name the model file in it (the commands tune and inspect take folders, and in "
+            "Python tune_folder and inspect_folder)"
         )
     if not path.is_file():
         raise BadModel(f"{path}: no such model file")

@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 
+import fractune
 from fractune.cli import main
-from fractune.errors import BadModel
+from fractune.errors import BadModel, BadRequest
+from fractune.features.tune.job_file import expanded
 from fractune.models.model_folder import read_folder
 from tests.support.decoders import write_plain_decoder
 from tests.support.processes.scripted_server import ScriptedServer
+from tests.support.translators import ENCODER as ENCODER_FILE
+from tests.support.translators import MERGED as MERGED_FILE
+from tests.support.translators import write_translator
 from tests.unit.client.cli.commands.models.test_inspect import saved
 
 ENCODER: dict[str, list[int | str | None]] = {"input_ids": ["batch_size", "encoder_sequence_length"]}
@@ -49,11 +54,10 @@ def test_a_translator_by_optimum(tmp_path: Path) -> None:
         "decoder_model_merged.onnx": {
             "batch_size": (1,),
             "decoder_sequence_length": (1,),
-            "past_decoder_sequence_length": (199,),
+            "past_decoder_sequence_length": (0, 199),
         },
     }
     assert found.left_out == ("decoder_model.onnx",)
-    assert [each.constants for each in found.graphs] == [{"use_cache_branch": "const:1"}, {}]
 
 
 def test_a_speech_recogniser_has_the_steps_of_its_configuration(tmp_path: Path) -> None:
@@ -65,7 +69,7 @@ def test_a_speech_recogniser_has_the_steps_of_its_configuration(tmp_path: Path) 
             "batch_size": (1,),
             "decoder_sequence_length": (1,),
             "encoder_sequence_length / 2": (1500,),
-            "past_decoder_sequence_length": (256, 447),
+            "past_decoder_sequence_length": (0, 256, 447),
         },
     }
 
@@ -90,6 +94,40 @@ def test_a_language_model_of_genai_is_tuned_by_the_name_of_its_folder(
     assert main(["tune", str(folder), *options, "--size", "past=8,16"]) == 0
     masks = [list(spec.inputs["attention_mask"].dims) for spec in server.specs]
     assert sorted(masks) == [[1, 9], [1, 17], [1, 72], [1, 80]]
+
+
+def test_a_folder_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, calls = write_translator(tmp_path / "t"), dict[str, Any]()
+    found = fractune.inspect_folder(folder)
+    assert list(found) == [MERGED_FILE, ENCODER_FILE]
+    assert {each.name: each.suggested for each in found[ENCODER_FILE].sizes}["encoder_sequence_length"] == 64
+
+    def noted(model: Path, shares: str, **options: Any) -> str:
+        calls[model.name] = (shares, options)
+        return model.name
+
+    monkeypatch.setattr("fractune.features.tune.tune.tune", noted)
+    sizes = {"past_decoder_sequence_length": [0, 8], "encoder_sequence_length": 5}
+    results: Mapping[str, Any] = fractune.tune_folder(folder, "cpu:1", sizes=sizes, out_dir=tmp_path, trials=0)
+    assert results == {MERGED_FILE: MERGED_FILE, ENCODER_FILE: ENCODER_FILE}
+    own = {"batch_size": (1,), "encoder_sequence_length": 5}
+    shares, options = calls[ENCODER_FILE]
+    assert (shares, options["sizes"], options["out"]) == ("cpu:1", own, tmp_path / "encoder_model.fractune")
+    assert options["trials"] == 0
+    assert calls[MERGED_FILE][1]["sizes"]["past_decoder_sequence_length"] == [0, 8]
+    with pytest.raises(BadRequest, match="t: no graph has an open axis named 'width'; inspect shows the names"):
+        fractune.tune_folder(folder, "cpu:1", sizes={"width": 1})
+
+
+def test_sizes_of_the_command_line_go_to_the_graphs_that_have_them(tmp_path: Path) -> None:
+    folder = write_translator(tmp_path / "t")
+    words = ["--size", "past_decoder_sequence_length=0,8", "--size=encoder_sequence_length=5", "--quiet"]
+    lines = {Path(each.args[1]).name: each.args for each in expanded(["tune", str(folder), *words])}
+    assert lines[ENCODER_FILE][2:] == ["--size", "batch_size=1", "--size", "encoder_sequence_length=5", "--quiet"]
+    assert "past_decoder_sequence_length=0,8" in lines[MERGED_FILE]
+    for words, says in ((["--size", "n=1"], "no graph has an open axis named 'n'"), (["--size"], "named ''")):
+        with pytest.raises(BadRequest, match=says):
+            expanded(["tune", str(folder), *words])
 
 
 def _link(folder: Path) -> None:

@@ -121,20 +121,36 @@ def _lines_of_folder(folder: Path, options: Sequence[str]) -> list[Line]:
     """The command line of each graph of an exported model; sizes of the command line replace those of the
     configuration. Raises BadModel, and BadRequest for one file for several bundles.
     """
-    from fractune.models.model_folder import read_folder
+    from fractune.models.model_folder import read_folder, size_options
 
-    graphs = read_folder(folder).graphs
+    found = read_folder(folder)
+    count = len(found.graphs)
     given = {_name(word) for word in options if word.startswith("-")}
-    if len(graphs) > 1 and {"out", "write-job"} & given:
-        raise BadRequest(f"{folder}: {len(graphs)} graphs, and one file for them; give --out-dir, or name one graph")
-    texts = [word.removeprefix("--size=") for word in options]
-    sized = {text.rpartition("=")[0] for text in texts}
+    if count > 1 and {"out", "write-job"} & given:
+        raise BadRequest(f"{folder}: {count} graphs, and one file for them; give --out-dir, or name one graph")
+    others, texts = _apart(options)
     lines = []
-    for at, each in enumerate(graphs, 1):
-        pairs = zip(each.options[::2], each.options[1::2], strict=True)
-        own = [word for pair in pairs if pair[1].rpartition("=")[0] not in sized for word in pair]
-        lines.append(Line([_COMMAND, _in(Path(), str(each.path)), *own, *options], folder, at, len(graphs)))
+    for at, (each, sizes) in enumerate(zip(found.graphs, found.sizes(dict.fromkeys(texts, 0)), strict=True), 1):
+        own = size_options({name: numbers for name, numbers in sizes.items() if name not in texts})
+        own += [word for name in texts if name in sizes for word in ("--size", f"{name}={texts[name]}")]
+        lines.append(Line([_COMMAND, _in(Path(), str(each.path)), *own, *others], folder, at, count))
     return lines
+
+
+def _apart(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The other words, and the sizes of `--size NAME=SIZES` by name."""
+    others, texts = list[str](), dict[str, str]()
+    words = iter(options)
+    for word in words:
+        text = next(words, "") if word == "--size" else word.removeprefix("--size=")
+        name, _, sizes = text.rpartition("=")
+        if word == text:
+            others.append(word)
+        elif name in texts:
+            raise BadRequest(f"--size '{text}': '{name}' has sizes already; give them once")
+        else:
+            texts[name] = sizes
+    return others, texts
 
 
 def read_job(path: Path, replaced: Collection[str] = ()) -> tuple[list[list[str]], Hours | None]:

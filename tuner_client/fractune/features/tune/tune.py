@@ -13,6 +13,7 @@ from fractune.features.tune.bundle import BundleFile, check_kept
 from fractune.features.tune.goal import GoalSpec, goal_spec, tune_until_beaten
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.shape_jobs import JoinOptions, check_several, options_by_shape, tune_parts, tune_shapes
+from fractune.models.model_folder import read_folder
 from fractune.models.open_sizes import settled
 from fractune.models.source import ModelSource, check_arrays, is_onnx, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
@@ -22,6 +23,7 @@ from fractune.sessions.session import PathText, PlaceOptions, session
 from fractune.text.output_files import new_bundle
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadModel, BadRequest, FractuneError
+from fractune_core.files.bundles import SUFFIX
 from fractune_core.files.compared import ONNX_RUNTIME
 from fractune_core.files.new_bundle import NewBundle
 from fractune_core.files.onnx_file import MOST_PARSED_BYTES
@@ -130,6 +132,43 @@ def tune(
         except KeyboardInterrupt as stop:
             stop.add_note(f"the bundle is {result.bundle.path}, and was not compared with other runtimes")
             raise
+
+
+def tune_folder(
+    folder: PathText,
+    shares: str | Sequence[str],
+    *,
+    sizes: Sizes | None = None,
+    compete: str | Sequence[str] | None = None,
+    out_dir: PathText | None = None,
+    force: bool = False,
+    server: str | None = None,
+    state: PathText | None = None,
+    progress: ProgressOption = True,
+    **options: Unpack[SearchOptions],
+) -> dict[str, TuneResult]:
+    """Tune each graph in the folder of a model that optimum or onnxruntime-genai exported. Returns results by file.
+
+    Sizes are those of the configuration; `sizes` by name replace them in the graphs that have such a name. Bundles are
+    `<graph>.fractune` in `out_dir` (default: the current folder). All else is as in `tune`. Raises as `tune`, BadModel
+    for a folder without graphs, and BadRequest for a name that no graph has.
+    """
+    found = read_folder(Path(folder))
+    results = {}
+    for each, own in zip(found.graphs, found.sizes(sizes or {}), strict=True):
+        results[str(each.path.relative_to(found.path))] = tune(
+            each.path,
+            shares,
+            compete=compete,
+            sizes=own,
+            out=None if out_dir is None else Path(out_dir) / f"{each.path.stem}{SUFFIX}",
+            force=force,
+            server=server,
+            state=state,
+            progress=progress,
+            **options,
+        )
+    return results
 
 
 def _tuned(

@@ -6,10 +6,11 @@ is made of them as well. The tensors lie over mappings of these files; after eac
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -34,50 +35,76 @@ class ScratchTensors:
     """Tensors over mappings of scratch files in the folder for temporary files."""
 
     def __init__(self) -> None:
-        self._segments: list[mmap.mmap] = []
-        self._used = 0
-        """bytes of the last segment"""
+        self._segments: list[_Segment] = []
 
     def read(self, path: Path, begin: int, dtype: str, shape: Sequence[int]) -> Any:
         """The tensor whose numbers lie in a file from byte `begin` on. Raises BadModel for a shorter file, and without
         room on the disk.
         """
         size = prod(shape) * numpy_dtype(dtype).itemsize
-        room = self._room(size)
         with path.open("rb") as file:
-            for at in range(0, size, _PIECE_BYTES):
-                piece = memoryview(room)[at : at + _PIECE_BYTES]
-                if os.preadv(file.fileno(), [piece], begin + at) != len(piece):
-                    raise BadModel("is shorter than its weights; copy or export it again")
-                self.release()
-        return over(room.view(numpy_dtype(dtype)).reshape(tuple(shape)))
+            file.seek(begin)
+            pieces = (file.read(min(_PIECE_BYTES, size - at)) for at in range(0, size, _PIECE_BYTES))
+            return self._tensor(pieces, size, dtype, shape)
 
     def keep(self, numbers: Array) -> Any:
         """A tensor with these numbers. Raises BadModel without room on the disk."""
-        made = self._room(numbers.nbytes).view(numbers.dtype).reshape(numbers.shape)
-        np.copyto(made, numbers)
-        self.release()
-        return over(made)
+        rows = max(1, _PIECE_BYTES * len(numbers) // numbers.nbytes)
+        pieces = (
+            np.ascontiguousarray(numbers[at : at + rows]).reshape(-1).view(np.uint8).data
+            for at in range(0, len(numbers), rows)
+        )
+        return self._tensor(pieces, numbers.nbytes, str(numbers.dtype), numbers.shape)
 
     def release(self) -> None:
         """Give the pages back; the files keep the numbers."""
         for each in self._segments:
-            each.madvise(mmap.MADV_DONTNEED)
+            each.mapped.madvise(mmap.MADV_DONTNEED)
 
-    def _room(self, size: int) -> Array:
-        begin = -(-self._used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        if not self._segments or begin + size > len(self._segments[-1]):
-            self._segments.append(_mapped(max(size, _SEGMENT_BYTES)))
-            begin = 0
+    def _tensor(self, pieces: Iterable[bytes | memoryview], size: int, dtype: str, shape: Sequence[int]) -> Any:
+        if not self._segments or not self._segments[-1].fits(size):
+            self._segments.append(_Segment(max(size, _SEGMENT_BYTES)))
+        room = self._segments[-1].filled(pieces, size)
+        self.release()
+        return over(room.view(numpy_dtype(dtype)).reshape(tuple(shape)))
+
+
+class _Segment:
+    """A scratch file. It is written as a file, so that a full disk is an error, and read as memory."""
+
+    def __init__(self, size: int) -> None:
+        with _errors_of_the_disk():
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the tensors
+            os.ftruncate(self._file.fileno(), size)
+        self.mapped = mmap.mmap(self._file.fileno(), size)
+        self._used = 0
+
+    def fits(self, size: int) -> bool:
+        return self._begin + size <= len(self.mapped)
+
+    def filled(self, pieces: Iterable[bytes | memoryview], size: int) -> Array:
+        """The next `size` bytes, which the pieces fill. Raises BadModel if they do not."""
+        at = begin = self._begin
         self._used = begin + size
-        return np.frombuffer(self._segments[-1], np.uint8, size, begin)
+        for piece in pieces:
+            rest = memoryview(piece)
+            while rest:
+                with _errors_of_the_disk():
+                    written = os.pwrite(self._file.fileno(), rest, at)
+                at, rest = at + written, rest[written:]
+        if at != self._used:
+            raise BadModel("is shorter than its weights; copy or export it again")
+        return np.frombuffer(self.mapped, np.uint8, size, begin)
+
+    @property
+    def _begin(self) -> int:
+        return -(-self._used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _mapped(size: int) -> mmap.mmap:
+@contextlib.contextmanager
+def _errors_of_the_disk() -> Iterator[None]:
     try:
-        with tempfile.TemporaryFile() as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and not a signal later
-            return mmap.mmap(file.fileno(), size)
+        yield
     except OSError as error:
         raise BadModel(
             f"its weights have no room where models are compiled ({error.strerror}): they take three times their size "

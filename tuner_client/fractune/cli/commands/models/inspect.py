@@ -7,7 +7,7 @@ import shlex
 
 from fractune.cli import options
 from fractune.models.inspection import Inspection
-from fractune.models.model_folder import ModelFolder, described, read_folder
+from fractune.models.model_folder import ModelFolder, described, inspect_folder, read_folder, size_options
 from fractune.models.open_sizes import inspect as inspect_model
 
 
@@ -46,10 +46,9 @@ def _inspect_folder(folder: ModelFolder, *, as_json: bool) -> None:
     for line in () if as_json else described(folder):
         print(line)
     commands = []
-    for each in folder.graphs:
-        sizes = {name: max(numbers) for name, numbers in each.sizes.items()}
-        found = inspect_model(each.path, inputs=each.constants, sizes=sizes)
-        command = shlex.join(["fractune", "tune", str(each.path), *each.options, *found.options, "--shares", "cpu:1"])
+    for each, found in zip(folder.graphs, inspect_folder(folder.path).values(), strict=True):
+        words = [*size_options(each.sizes), *found.options, "--shares", "cpu:1"]
+        command = shlex.join(["fractune", "tune", str(each.path), *words])
         commands.append(command)
         if as_json:
             print(json.dumps({**found.to_json(), "command": command}))
