@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from fractune_core.files.bundles import Bundle
     from fractune_runtime.tvm_runtime.tensors import Array
 
-_IDS = ("input_ids", "decoder_input_ids", "tokens", "ids")
-_MASK = ("attention_mask", "decoder_attention_mask")
-_POSITIONS = ("position_ids", "cache_position")
+IDS = ("input_ids", "decoder_input_ids", "tokens", "ids")
+MASK = ("attention_mask", "decoder_attention_mask")
+POSITIONS = ("position_ids", "cache_position")
 _LOGITS = "logits"
 _BY_TOKENS = 3
 """Rank of outputs with an axis of tokens"""
@@ -68,7 +68,7 @@ class DecoderSession:
         self._buckets = [_Bucket.of(model, inputs or {}) for model in models]
         self.capacity = max(each.most for each in self._buckets)
         rows = self.capacity + max(each.tokens for each in self._buckets)
-        self._caches = [CacheRows(spec, axis, rows, self.capacity) for spec, axis in self._buckets[-1].caches]
+        self.caches = [CacheRows(spec, axis, rows, self.capacity) for spec, axis in self._buckets[-1].caches]
         self._calls: dict[int, _Call] = {}
         """by the number of the bucket"""
         self.length = 0
@@ -96,6 +96,56 @@ class DecoderSession:
 
         return self.prefill(np.asarray(token).reshape(-1, 1), out)
 
+    def append(self, ids: Any, mask: Array | None = None, positions: Array | None = None) -> dict[str, Array]:
+        """Append tokens as `prefill`. Returns all outputs that are no caches, by name, for each of the tokens.
+
+        `mask` (batch, tokens with those before) hides tokens, and `positions` (batch, tokens) are other ones than the
+        tokens' numbers. Raises as `prefill`, and BadRequest for another shape of these.
+        """
+        import numpy as np
+
+        tokens = self._tokens(ids)
+        count = tokens.shape[1]
+        for name, array, length in (("mask", mask, self.length + count), ("positions", positions, count)):
+            if array is not None and array.shape != (len(tokens), length):
+                raise BadRequest(f"the {name} has the shape {list(array.shape)}; give {[len(tokens), length]}")
+        made: dict[str, list[Array]] = {}
+        begin = 0
+        for number, size in self._plan(count):
+            end, call = begin + size, self._call(number)
+            seen = None if mask is None else mask[:, : self.length + size]
+            places = None if positions is None else positions[:, begin:end]
+            call.compute(tokens[:, begin:end], self.length, seen, places)
+            for name, array in call.outputs(size).items():
+                # Of an output without an axis of tokens, the last one counts.
+                made[name] = [*(made.get(name, []) if len(array.shape) >= _BY_TOKENS else []), array]
+            self.length, begin = self.length + size, end
+        return {name: parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1) for name, parts in made.items()}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each cache has all rows before and behind a call."""
+        return self._buckets[-1].is_whole
+
+    def is_size(self, length: int, count: int) -> bool:
+        """Whether a bucket has exactly so many rows before its tokens, and so many tokens."""
+        return any((each.past, each.tokens) == (length, count) for each in self._buckets)
+
+    def has(self, inputs: Mapping[str, Array]) -> bool:
+        """Whether these inputs are those that stay the same."""
+        import numpy as np
+
+        fixed = self._buckets[-1].fixed
+        return inputs.keys() == fixed.keys() and all(np.array_equal(fixed[name], each) for name, each in inputs.items())
+
+    def over(self, arrays: Sequence[Array]) -> DecoderSession:
+        """A session over caches of the caller, which have all rows. Raises BadRequest for arrays of other shapes."""
+        made = object.__new__(DecoderSession)
+        specs = self._buckets[-1].caches
+        caches = [CacheRows.over(spec, axis, array) for (spec, axis), array in zip(specs, arrays, strict=True)]
+        made.__dict__ = {**self.__dict__, "caches": caches, "_calls": {}}
+        return made
+
     def reset(self) -> None:
         """Forget all tokens."""
         self.length = 0
@@ -103,7 +153,7 @@ class DecoderSession:
     def fork(self) -> DecoderSession:
         """A session with a copy of the cache, which goes on independently."""
         made = object.__new__(DecoderSession)
-        made.__dict__ = {**self.__dict__, "_caches": [each.copy() for each in self._caches], "_calls": {}}
+        made.__dict__ = {**self.__dict__, "caches": [each.copy() for each in self.caches], "_calls": {}}
         return made
 
     def _tokens(self, ids: Any) -> Array:
@@ -140,12 +190,15 @@ class DecoderSession:
 
     def _run(self, number: int, tokens: Array) -> Array:
         """The logits behind these tokens, in memory that the next call overwrites."""
-        call = self._calls.get(number)
-        if call is None:
-            call = self._calls[number] = _Call(self._buckets[number], self._caches)
-        logits = call(tokens, self.length)
+        call = self._call(number)
+        call.compute(tokens, self.length)
         self.length += tokens.shape[1]
-        return logits
+        return call.logits(tokens.shape[1])
+
+    def _call(self, number: int) -> _Call:
+        if number not in self._calls:
+            self._calls[number] = _Call(self._buckets[number], self.caches)
+        return self._calls[number]
 
 
 def _chosen(buckets: Mapping[int, _Bucket], left: int) -> tuple[int, int]:
@@ -204,11 +257,11 @@ class _Bucket:
         if len(pasts) > 1 or len(rows) > 1:
             raise BadRequest(f"{name} has caches of {sorted(pasts)} rows; export it with caches of one length")
         (past,), (total,) = pasts, rows
-        ids = next((spec.shape for spec in others if spec.name in _IDS), ())
+        ids = next((spec.shape for spec in others if spec.name in IDS), ())
         is_whole = total == past
         tokens = int(ids[-1] or 0) if is_whole and ids else total - past
         _check_roles(name, [spec for spec in others if spec.name not in fixed], tokens, total)
-        batch = next(int(spec.shape[0] or 0) for spec in others if spec.name in _IDS)
+        batch = next(int(spec.shape[0] or 0) for spec in others if spec.name in IDS)
         left = [spec for spec in gives.values() if spec.name not in {each["output"] for each in described}]
         place = next((at for at, spec in enumerate(left) if spec.name == _LOGITS), 0)
         pads = len(left[place].shape) == _BY_TOKENS and left[place].shape[1] == tokens
@@ -233,17 +286,17 @@ class _Call:
             array[...] = bucket.fixed.get(name, 0)
         self._ids, self._masks, self._positions = (
             [arrays[name] for name in names if name in arrays and name not in bucket.fixed]
-            for names in (_IDS, _MASK, _POSITIONS)
+            for names in (IDS, MASK, POSITIONS)
         )
         self._offsets = np.arange(bucket.tokens)
-        outputs = [array_of(spec) for spec in bucket.outputs]
-        self._logits = outputs[bucket.place]
+        self._outputs = [array_of(spec) for spec in bucket.outputs]
+        self._logits = self._outputs[bucket.place]
         buffers = {spec.name: buffer for (spec, _), buffer in zip(bucket.caches, caches, strict=True)}
-        self._compute = bucket.model.bind_cached({**arrays, **buffers}, outputs)
+        self._compute = bucket.model.bind_cached({**arrays, **buffers}, self._outputs)
 
-    def __call__(self, tokens: Array, length: int) -> Array:
-        """The logits behind the last of the tokens (batch, vocabulary), which follow `length` others. The rows in use
-        are the last of those before the call's, and padding follows the tokens.
+    def compute(self, tokens: Array, length: int, mask: Array | None = None, positions: Array | None = None) -> None:
+        """Append the tokens, which follow `length` others. The rows in use are the last of those before the call's, and
+        padding follows the tokens. `mask` and `positions` are as in `DecoderSession.append`.
         """
         import numpy as np
 
@@ -251,27 +304,45 @@ class _Call:
         for each in self._ids:
             each[:, :count] = tokens
             each[:, count:] = 0
-        begin, end = (0, length + bucket.tokens) if bucket.is_whole else (bucket.past - length, bucket.past + count)
+        begin = 0 if bucket.is_whole else bucket.past - length
+        end = begin + length + count
         for each in self._masks:
             each[...] = 0
-            each[:, begin:end] = 1
+            each[:, begin:end] = 1 if mask is None else mask
+            if bucket.is_whole:
+                each[:, end : length + bucket.tokens] = 1
         for each in self._positions:
             np.add(self._offsets, length, out=each, casting="unsafe")
+            if positions is not None:
+                each[:, :count] = positions
         self._compute(0 if bucket.is_whole else -begin)
+
+    def logits(self, count: int) -> Array:
+        """Those behind the last of `count` tokens (batch, vocabulary), in memory that the next call overwrites."""
         if len(self._logits.shape) < _BY_TOKENS:
             return self._logits
-        return self._logits[:, count - 1 if bucket.pads else -1]
+        return self._logits[:, count - 1 if self._bucket.pads else -1]
+
+    def outputs(self, count: int) -> dict[str, Array]:
+        """Copies of all, by name, of `count` tokens."""
+        tokens = self._bucket.tokens
+        return {
+            spec.name: (
+                array[:, :count] if len(array.shape) >= _BY_TOKENS and array.shape[1] == tokens else array
+            ).copy()
+            for spec, array in zip(self._bucket.outputs, self._outputs, strict=True)
+        }
 
 
 def _check_roles(name: str, specs: Sequence[TensorSpec], tokens: int, total: int) -> None:
     """Raises BadRequest for inputs that a session cannot give."""
     names = {spec.name for spec in specs}
-    for known, what in ((_IDS, "the new tokens"), (_MASK, "which rows are in use")):
+    for known, what in ((IDS, "the new tokens"), (MASK, "which rows are in use")):
         if not names & set(known):
             raise BadRequest(f"{name} has no input for {what} ({' or '.join(known)}); run() it, or export it with one")
     for spec in specs:
-        rows = total if spec.name in _MASK else tokens
-        if spec.name not in (*_IDS, *_MASK, *_POSITIONS) or spec.shape[-1] != rows or len(spec.shape) > 2:
+        rows = total if spec.name in MASK else tokens
+        if spec.name not in (*IDS, *MASK, *POSITIONS) or spec.shape[-1] != rows or len(spec.shape) > 2:
             raise BadRequest(
                 f"{name} takes {spec}, which no session knows; give an input that stays the same by "
                 f"decoder({{{spec.name!r}: array}})"

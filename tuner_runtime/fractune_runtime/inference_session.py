@@ -19,6 +19,7 @@ from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import UNKNOWN
 from fractune_core.files.bundles import Bundle
+from fractune_core.files.compared import RUNTIMES
 from fractune_core.model_inputs import parse_numbers
 from fractune_core.served import ServiceGoal
 from fractune_core.share_kinds import CPU
@@ -27,6 +28,7 @@ from fractune_runtime.bucketed_model import BucketedModel
 from fractune_runtime.choosing import match_share, runtime_choice
 from fractune_runtime.cpu import share_of
 from fractune_runtime.io_binding import IOBinding, input_of, invalid_argument, onnx_type, ort_value
+from fractune_runtime.kept_caches import KeptCaches
 from fractune_runtime.loading import model_of, open_bundle
 from fractune_runtime.model import Model, warn_caller
 from fractune_runtime.tvm_runtime.tensors import TensorSpec
@@ -183,7 +185,12 @@ class InferenceSession:
         return [ort_value(each) for each in self.run(output_names, input_dict_ort_values, run_options)]
 
     def io_binding(self) -> IOBinding:
-        return IOBinding(self.run)
+        """Where runs find their inputs and leave their outputs. Of a decoder it keeps the caches: a `present` that is
+        bound as the next step's `past` is not copied.
+        """
+        caches = None if self.model.choice.variant in RUNTIMES else self.model.bundle.manifest.get("caches")
+        kept = KeptCaches(self.model, caches, [node.name for node in self._outputs]) if caches else None
+        return IOBinding(self.run, kept and kept.run)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: object = None) -> None:
         """Run with the inputs and outputs that are bound. Raises as `run`."""

@@ -277,6 +277,22 @@ class CacheRows:
         others = (*self._shape[:own], *self._shape[own + 1 :])
         return (self._dtype, own, others) == (dtype, at, (*shape[:at], *shape[at + 1 :])) and shape[at] <= self.rows
 
+    @classmethod
+    def over(cls, spec: TensorSpec, axis: int, array: Array) -> CacheRows:
+        """A buffer in the memory of an array with all rows. Raises BadRequest for an array of another type or shape."""
+        if (str(array.dtype), array.shape) != (spec.dtype, tuple(spec.shape)) or not array.flags.c_contiguous:
+            raise BadRequest(f"'{spec.name}' is bound as {array.dtype}{list(array.shape)}; bind memory for {spec}")
+        made = object.__new__(cls)
+        made.rows, made._dtype, made._axis, made._shape = array.shape[axis], spec.dtype, axis, array.shape
+        made._row, made._before, made._memory = math.prod(array.shape[axis + 1 :]), 0, array.reshape(-1)
+        return made
+
+    def first(self, rows: int) -> Array:
+        """The memory of the first rows of each head."""
+        begin = self._before * self._row
+        whole = self._memory[begin : begin + math.prod(self._shape)].reshape(self._shape)
+        return whole[(*(slice(None) for _ in range(self._axis)), slice(rows))]
+
     def copy(self) -> CacheRows:
         made = object.__new__(CacheRows)
         memory = lasting_bytes(self._memory.nbytes).view(self._memory.dtype)

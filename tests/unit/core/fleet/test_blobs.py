@@ -75,7 +75,7 @@ def test_a_signed_file_goes_piece_by_piece(
     get_signed_file(connection, SECRET, name, found)
     assert found.read_bytes() == get_signed_blob(connection, SECRET, name) == sent.read_bytes()
     found.unlink()
-    connection.lset(blob_key(name), 5, b"xyz")
+    connection.lset(blob_key(name), 5, "xyz")
     with pytest.raises(Unsigned):
         get_signed_file(connection, SECRET, name, found)
     assert not found.exists()

@@ -9,7 +9,6 @@ import onnx
 import pytest
 
 from fractune_workers.children.importing import model_file
-from fractune_workers.children.importing.onnx_models import onnx_importer
 from fractune_workers.children.tvm_api import scratch_tensors
 from tests.support.cached_decoders import compile_decoder, write_decoder
 
@@ -38,7 +37,7 @@ def test_the_bundle_of_a_large_model_is_that_of_a_small_one(
         parsed.append(len(tensor.raw_data))
         return to_array(tensor)
 
-    monkeypatch.setattr(onnx_importer.onnx.numpy_helper, "to_array", noted)
+    monkeypatch.setattr("onnx.numpy_helper.to_array", noted)
     (tmp_path / "other").mkdir()
     other = model.rename(tmp_path / "other" / model.name)
     apart = entries(compile_decoder(other, 8, 1))
