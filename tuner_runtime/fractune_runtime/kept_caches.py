@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fractune_core.errors import BadRequest
 from fractune_runtime.decoder import IDS, MASK, POSITIONS, DecoderSession
 from fractune_runtime.io_binding import OrtValue, input_of, invalid_argument
-from fractune_runtime.tvm_runtime.tensors import CacheRows
+from fractune_runtime.tvm_runtime.tensors import CacheRows, fits
 
 if TYPE_CHECKING:
     from fractune_runtime.model import Model
@@ -156,13 +156,31 @@ class KeptCaches:
         bound = [places.get(name) for name in self._presents]
         if addresses != tuple(0 if each is None else each.data_ptr() for each in bound):
             return None
+        session = self._over_memory(decoder, addresses, arrays)
+        if session is decoder:  # compiled code expects memory from a multiple of 64 on
+            for cache, array, axis in zip(decoder.caches, arrays, self._axes, strict=True):
+                cache.first(length)[...] = array[_rows(axis, 0, length)]
+        session.length = length
+        outputs = session.append(*tokens)
+        if session is decoder:
+            for cache, array, axis in zip(decoder.caches, arrays, self._axes, strict=True):
+                new = _rows(axis, length, session.length)
+                array[new] = cache.first(session.length)[new]
+        return self._ordered(outputs, bound)
+
+    def _over_memory(
+        self, decoder: DecoderSession, addresses: tuple[int, ...], arrays: Sequence[Array]
+    ) -> DecoderSession:
+        """A session over a program's memory, or the `decoder` for memory that compiled code cannot use."""
         if addresses not in self._over:
             if len(self._over) == _MOST_MEMORIES:
                 del self._over[next(iter(self._over))]
-            self._over[addresses] = decoder.over(arrays)
-        session = self._over[addresses]
-        session.length = length
-        return self._ordered(session.append(*tokens), bound)
+            self._over[addresses] = decoder.over(arrays) if all(map(fits, arrays)) else decoder
+        return self._over[addresses]
+
+
+def _rows(axis: int, begin: int, end: int) -> tuple[slice, ...]:
+    return (*(slice(None) for _ in range(axis)), slice(begin, end))
 
 
 def _array(value: Any) -> Array:
