@@ -190,7 +190,7 @@ class InferenceSession:
         """
         caches = None if self.model.choice.variant in RUNTIMES else self.model.bundle.manifest.get("caches")
         kept = KeptCaches(self.model, caches, [node.name for node in self._outputs]) if caches else None
-        return IOBinding(self.run, kept and kept.run)
+        return IOBinding(self.run, None if kept is None else kept.run)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: object = None) -> None:
         """Run with the inputs and outputs that are bound. Raises as `run`."""

@@ -73,21 +73,21 @@ class OrtValue:
         return self._array
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self._array.__dlpack__(**options)
+        return self.numpy().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        kind, number = self._array.__dlpack_device__()
+        kind, number = self.numpy().__dlpack_device__()
         return int(kind), int(number)
 
     def shape(self) -> list[int]:
-        return list(self._array.shape)
+        return list(self.numpy().shape)
 
     def data_type(self) -> str:
         """`tensor(float)`"""
-        return onnx_type(str(self._array.dtype))
+        return onnx_type(str(self.numpy().dtype))
 
     def data_ptr(self) -> int:
-        return int(self._array.ctypes.data)
+        return int(self.numpy().ctypes.data)
 
     def device_name(self) -> str:
         return "cpu"
@@ -99,14 +99,14 @@ class OrtValue:
         import numpy as np
 
         given = np.asarray(input_of(data))
-        if (given.shape, given.dtype) != (self._array.shape, self._array.dtype):
+        if (given.shape, given.dtype) != (self.numpy().shape, self.numpy().dtype):
             raise invalid_argument(
                 f"the data is {onnx_type(str(given.dtype))} of the shape {list(given.shape)}, and the OrtValue is "
                 f"{self.data_type()} of the shape {self.shape()}; give data of that type and shape"
             )
-        if not self._array.flags.writeable:
+        if not self.numpy().flags.writeable:
             raise invalid_argument("the OrtValue is over a read-only array; make it over a copy of the array")
-        self._array[...] = given
+        self.numpy()[...] = given
 
 
 class IOBinding:

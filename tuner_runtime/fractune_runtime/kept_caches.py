@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fractune_core.errors import BadRequest
 from fractune_runtime.decoder import IDS, MASK, POSITIONS, DecoderSession
-from fractune_runtime.io_binding import OrtValue, input_of, invalid_argument
+from fractune_runtime.io_binding import OrtValue, input_of, invalid_argument, onnx_type
 from fractune_runtime.tvm_runtime.tensors import CacheRows, fits
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class KeptRows(OrtValue):
         """Whether the buffer has these rows."""
         return self._copy is None
 
-    @property
-    def _array(self) -> Array:
+    def numpy(self) -> Array:
+        """A copy of the rows, the same at each call."""
         if self._copy is None:
             self._copy = self.cache.first(self.length).copy()
         return self._copy
@@ -51,12 +51,12 @@ class KeptRows(OrtValue):
     def shape(self) -> list[int]:
         return list(self.cache.first(self.length).shape if self._copy is None else self._copy.shape)
 
+    def data_type(self) -> str:
+        return onnx_type(str(self.cache.first(0).dtype))
+
     def update_inplace(self, data: Any) -> None:
         del data
         raise invalid_argument("these are rows of a session's cache; bind an OrtValue of your own as the past instead")
-
-    def copy_out(self) -> None:
-        self.numpy()
 
 
 class KeptCaches:
@@ -136,7 +136,7 @@ class KeptCaches:
         for each in list(self._given):
             overwritten = min((0 if array is not None and array.size else length for array in arrays), default=length)
             if each.is_kept and each.length > overwritten:
-                each.copy_out()
+                each.numpy()
         for cache, array in zip(decoder.caches, arrays, strict=True):
             if array is not None:
                 cache.first(length)[...] = array

@@ -15,6 +15,7 @@ from fractune.cli import main
 from fractune.errors import BadModel, BadRequest
 from fractune.features.tune.job_file import expanded
 from fractune.models.model_folder import read_folder
+from fractune_core.named_sizes import Sizes
 from tests.support.decoders import write_plain_decoder
 from tests.support.processes.scripted_server import ScriptedServer
 from tests.support.translators import ENCODER as ENCODER_FILE
@@ -107,7 +108,7 @@ def test_a_folder_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return model.name
 
     monkeypatch.setattr("fractune.features.tune.tune.tune", noted)
-    sizes = {"past_decoder_sequence_length": [0, 8], "encoder_sequence_length": 5}
+    sizes: Sizes = {"past_decoder_sequence_length": [0, 8], "encoder_sequence_length": 5}
     results: Mapping[str, Any] = fractune.tune_folder(folder, "cpu:1", sizes=sizes, out_dir=tmp_path, trials=0)
     assert results == {MERGED_FILE: MERGED_FILE, ENCODER_FILE: ENCODER_FILE}
     own = {"batch_size": (1,), "encoder_sequence_length": 5}

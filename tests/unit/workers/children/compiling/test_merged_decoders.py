@@ -12,10 +12,11 @@ import fractune
 from fractune.models.open_sizes import settled
 from fractune_core.errors import BadRequest
 from fractune_core.model_inputs import as_shapes, each_shape
+from fractune_core.named_sizes import Sizes
 from tests.support.real_bundle import compile_model
 from tests.support.translators import DECODER, HEADS, MERGED, SIDE, write_translator
 
-SIZES = {
+SIZES: Sizes = {
     "batch_size": 1,
     "decoder_sequence_length": [1, 3],
     "encoder_sequence_length": 5,
