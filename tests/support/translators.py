@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.support.cached_decoders import Array
+from tests.support.decoders import Array
 
 WORDS, WIDTH, HEADS, LAYERS, POSITIONS = 40, 32, 2, 2, 64
 SIDE = WIDTH // HEADS

@@ -13,7 +13,7 @@ import pytest
 import fractune
 from fractune_core.errors import BadRequest
 from fractune_runtime.kept_caches import KeptRows
-from tests.support.cached_decoders import HEAD, KEY_HEADS, compile_decoder, write_decoder
+from tests.support.decoders import HEAD, KEY_HEADS, compile_decoder, write_decoder
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 PASTS, PRESENTS = ([f"{kind}.{part}.0" for part in ("key", "value")] for kind in ("past", "present"))

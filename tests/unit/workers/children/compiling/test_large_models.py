@@ -10,7 +10,7 @@ import pytest
 
 from fractune_workers.children.importing import model_file
 from fractune_workers.children.tvm_api import scratch_tensors
-from tests.support.cached_decoders import compile_decoder, write_decoder
+from tests.support.decoders import compile_decoder, write_decoder
 
 
 def entries(bundle: Path) -> dict[str, bytes]:
