@@ -5,14 +5,17 @@ Only this class changes the plans of its operators.
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from fractune_core.analysis.inside import Inside
+from fractune_core.analysis.joint_time import joint_time_s
 from fractune_core.analysis.roofline import attainable_s
 from fractune_core.fleet.messages import TargetOperator, WorkRound
 from fractune_core.fleet.redis_names import bundle_blob, model_blob, workload_blob
@@ -58,6 +61,23 @@ def tuned_before(job: StoredJob, done: Iterable[StoredJob]) -> list[str]:
             found.append(earlier.id)
             missing -= new
     return [] if missing else found
+
+
+def inside_ratios(job: StoredJob, done: Iterable[StoredJob], plans: Mapping[str, OperatorPlan]) -> dict[str, float]:
+    """How much longer operators take inside the model than the trials of the same candidates took alone, by workload
+    hash. At each share the newest of the `done` jobs counts that has timed the model there.
+    """
+    ratios = defaultdict[str, list[float]](list)
+    same = [each for each in done if _scope(each) == _scope(job)]
+    for share, granted in job.tuned_at.items():
+        known = (each.timings[share] for each in same if share in each.timings and share in each.tuned_at)
+        inside = next((timing["inside"] for timing in known if timing.get("inside")), None)
+        for call in Inside.from_json(inside).calls if inside else ():
+            plan = plans.get(call.workload_hash)
+            alone_s = plan.measured.get(call.candidate, {}).get(granted.key, math.inf) if plan else math.inf
+            if call.calls and 0 < alone_s < math.inf and call.secs > 0:
+                ratios[call.workload_hash].append(call.secs / call.calls / alone_s)
+    return {name: joint_time_s(each) for name, each in ratios.items()}
 
 
 def _scope(job: StoredJob) -> tuple[object, ...]:
@@ -290,7 +310,10 @@ class ActiveJob:
             self.plans[operator.workload_hash] = plan
             self._copy_plan(operator, plan)
         self._load_spaces(store)
-        self.tuned_before = tuned_before(self.stored, store.jobs.done_of_model(self.stored.spec.model))
+        earlier = store.jobs.done_of_model(self.stored.spec.model)
+        self.tuned_before = tuned_before(self.stored, earlier)
+        for name, ratio in inside_ratios(self.stored, earlier, self.plans).items():
+            self.plans[name].inside = ratio
         if self.stored.progress.known is None:
             self.stored.progress.known = self._complete - self.own_done
         self.load_roofs(store)

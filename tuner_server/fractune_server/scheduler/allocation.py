@@ -61,7 +61,7 @@ def left_to_gain(plans: Sequence[OperatorPlan]) -> float:
     """
     if any(plan.best_s is None and plan.open for plan in plans):
         return 1.0
-    known = [(plan.weight * (plan.best_s or 0.0), plan.most_gain if plan.open else 0.0) for plan in plans]
+    known = [(plan.model_s, plan.most_gain if plan.open else 0.0) for plan in plans]
     whole_s = sum(time_s for time_s, _ in known)
     return sum(time_s * gain for time_s, gain in known) / whole_s if whole_s else 0.0
 
@@ -100,6 +100,8 @@ class OperatorPlan:
     """its best is near the roof at every share"""
     most_gain: float = 1.0
     """the largest part of its time that further trials may save, by its roofs; 1.0 where these are not known"""
+    inside: float = 1.0
+    """its time inside the model over the one alone, by an earlier job; 1.0 where that is not known"""
     complete: int = 0
     """candidates that the log holds at every share"""
     _lacking: dict[str, None] = field(default_factory=dict)
@@ -174,6 +176,11 @@ class OperatorPlan:
         """Geometric mean of the best medians over the shares that have one."""
         return joint_time_s(self.best.values()) if self.best else None
 
+    @property
+    def model_s(self) -> float:
+        """Its part of the model's time, as far as that is known."""
+        return self.weight * (self.best_s or 0.0) * self.inside
+
     def begin_round(self) -> None:
         """Note the state when a search begins."""
         self._before = self.best_s, self.complete
@@ -206,7 +213,7 @@ class OperatorPlan:
             return 0.0 if self.measured else math.inf
         judged = self._gains >= _ROUNDS_BEFORE_JUDGED
         gain = max(self._gain, _GAIN_FLOOR) if judged else _PRIOR_GAIN
-        return self.weight * self.best_s * gain
+        return self.model_s * min(gain, self.most_gain)
 
 
 @dataclass(frozen=True)

@@ -349,3 +349,27 @@ def test_an_operator_gains_at_most_what_its_roofs_leave() -> None:
     assert math.isclose(half.most_gain, 1 - math.sqrt(0.5))
     half.set_attainable({SHARES[0]: 0.45})
     assert half.most_gain == 1.0
+
+
+def test_trials_go_where_the_time_inside_the_model_is_largest() -> None:
+    alone, inside = plan("alone", 1, 8, secs=1.0), plan("inside", 1, 8, secs=0.6)
+    limits = Budget(100, 0, 8)
+    found = next_round([alone, inside], replace(limits, trials=32), 16)
+    assert found is not None
+    assert found[0] is alone
+    inside.inside = 2.0
+    found = next_round([alone, inside], replace(limits, trials=32), 16)
+    assert found is not None
+    assert found[0] is inside
+    alone.set_attainable(dict.fromkeys(SHARES, 0.95))
+    inside.set_attainable(dict.fromkeys(SHARES, 0.3))
+    assert math.isclose(allocation.left_to_gain([alone, inside]), 1.2 / 2.2 * inside.most_gain)
+
+
+def test_trials_go_where_the_roof_leaves_most_to_gain() -> None:
+    near, far = plan("near", 1, 8, secs=1.0), plan("far", 1, 8, secs=0.5)
+    near.set_attainable(dict.fromkeys(SHARES, 0.8))
+    far.set_attainable(dict.fromkeys(SHARES, 0.1))
+    found = next_round([near, far], Budget(32, 0, 8), 16)
+    assert found is not None
+    assert found[0] is far
