@@ -6,7 +6,7 @@ ONNX Runtime's server answers in a loop. ONNX Runtime has as many threads as the
 they do not spin. A latency begins at the arrival, not when a client is free. Clients run on the same machine. The model
 is tuned without a search (`fractune tune --trials 0`).
 
-Usage: python -m benchmarks.servers [--quick] [--out FILE] [--model NAME] [--servers A,B] [--shares A,B]
+Usage: python -m benchmarks.servers [--quick] [--out FILE] [--model NAME] [--bundle FILE] [--servers A,B] [--shares A,B]
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ from tests.support.processes.served_example import COMMANDS, Server, request_of,
 LOADS = (0.3, 0.8)
 OURS, PEER = "fractune", "onnxruntime"
 _PEER_PATH = REPOSITORY / "benchmarks" / "support" / "onnx_in_servers"
+_HEAD = """\
+| server | share | load | p50 ms, bundle | p50 ms, ONNX Runtime | p99 ms, bundle | p99 ms, ONNX Runtime | p99, ratio \
+| requests/s in a loop, bundle | ONNX Runtime |
+|---|---|---|---|---|---|---|---|---|---|"""
 _CLIENTS = 16
 _ROUNDS, _TURN_S, _LOOP_S = 2, 3.0, 2.0
 _SEED = 1
@@ -46,6 +50,7 @@ _SEED = 1
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--model", default="transformer", help="(default: %(default)s)")
+    parser.add_argument("--bundle", type=Path, help="of the model, in place of a new one")
     parser.add_argument("--servers", default=",".join(COMMANDS), help="(default: %(default)s)")
     parser.add_argument("--shares", default="cpu:1,cpu:1500m", help="(default: %(default)s)")
     args = parser.parse_args()
@@ -56,14 +61,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as text:
         folder = Path(text)
         wheel = runpy.run_path(str(REPOSITORY / "scripts" / "runtime_wheel"))["build"](folder)
-        bundle = ours.tune(model, "cpu:1,cpu:2", folder / "state", folder, ["--trials", "0"]).bundle
+        bundle = args.bundle or _tuned(model, folder)
         request = request_of(load(bundle).random_inputs())
         found = []
+        print(_HEAD, flush=True)
         for name in names:
             for share in shares:
                 found.append(_measured(name, share, wheel, {OURS: bundle, PEER: model.path}, folder, request))
                 _print(found[-1])
     _report(args, model, found)
+
+
+def _tuned(model: Model, folder: Path) -> Path:
+    print(f"{model.name}: fractune tune --trials 0 ...", flush=True)
+    return ours.tune(model, "cpu:1,cpu:2", folder / "state", folder, ["--trials", "0"]).bundle
 
 
 def _measured(
@@ -172,7 +183,7 @@ def _ratio(each: dict[str, Any], part: str) -> float:
 
 
 def _print(each: dict[str, Any]) -> None:
-    """A row of the table on docs/serving.md for each load."""
+    """A row of the table for docs/serving.md for each load."""
     for part, at in each["at"].items():
         cells = (f"{1e3 * at[way][rank]:.1f}" for rank in ("p50_s", "p99_s") for way in (OURS, PEER))
         loops = " | ".join(f"{each['loop_per_s'][way]:.0f}" for way in (OURS, PEER))

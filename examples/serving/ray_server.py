@@ -53,4 +53,5 @@ if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     serve.run(Bundle.bind(os.environ["BUNDLE"]))
     signal.sigwait([signal.SIGTERM])
-    serve.shutdown()  # waits for the requests of the replica
+    serve.delete("default")  # waits for the requests that the replica has
+    serve.shutdown()

@@ -27,6 +27,8 @@ COMMANDS = {
 }
 """by server: its environment, and what Python runs"""
 _READY_WITHIN_S = 120
+_IDLE_S = 2.0
+"""servers close connections that were idle for a few seconds"""
 _TYPES = {"int64": "INT64", "int32": "INT32", "float32": "FP32", "bool": "BOOL"}
 
 
@@ -44,11 +46,12 @@ class Server:
         return text
 
     def post(self, body: bytes) -> tuple[int, bytes]:
-        """The status and the answer to a request. Each thread keeps its connection."""
-        if not hasattr(self._connections, "own"):
+        """The status and the answer to a request. Each thread keeps its connection, while it is in use."""
+        if monotonic() - getattr(self._connections, "used", -_IDLE_S) >= _IDLE_S:
             self._connections.own = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
             self._all.append(self._connections.own)
         own: http.client.HTTPConnection = self._connections.own
+        self._connections.used = monotonic()
         own.request("POST", "/v2/models/model/infer", body, {"Content-Type": "application/json"})
         answer = own.getresponse()
         return answer.status, answer.read()

@@ -51,8 +51,11 @@ def server_environment(name: str, wheel: Path) -> Environment:
             venv.create(folder, clear=True, with_pip=True)
             _pip(environment.python, *wanted)
             (folder / "ready").touch()
-        _pip(environment.python, "--force-reinstall", "--no-deps", str(wheel))
-        _pip(environment.python, str(wheel))
+        digest, installed = hashlib.sha256(wheel.read_bytes()).hexdigest(), folder / "runtime.sha256"
+        if not installed.exists() or installed.read_text() != digest:
+            _pip(environment.python, "--force-reinstall", "--no-deps", str(wheel))
+            _pip(environment.python, str(wheel))
+            installed.write_text(digest)
     return environment
 
 
