@@ -2,7 +2,7 @@
 
 Both servers of a pair run at the same time, each confined to the share (cores by affinity, limits by cgroups of version
 1), and take turns: while one answers, the other is idle. Both get the same Poisson arrivals, at 30 % and 80 % of what
-ONNX Runtime's server answers in a loop. ONNX Runtime has as many threads as the share has whole cores, rounded up, and
+the slower one answers in a loop. ONNX Runtime has as many threads as the share has whole cores, rounded up, and
 they do not spin. A latency begins at the arrival, not when a client is free. Clients run on the same machine. The model
 is tuned without a search (`fractune tune --trials 0`).
 
@@ -95,7 +95,7 @@ def _measured(
             loops[way] = _loop_per_s(server, clients, request)
         at = {}
         for part in LOADS:
-            rate_per_s = part * loops[PEER]
+            rate_per_s = part * min(loops.values())
             latencies_s: dict[str, list[float]] = {way: [] for way in servers}
             for turn in range(_ROUNDS):
                 count = max(10, round(rate_per_s * _TURN_S))

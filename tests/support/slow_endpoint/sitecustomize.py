@@ -15,4 +15,4 @@ def run_slowly(queue: Any, together: Any) -> None:
     RUN(queue, together)
 
 
-endpoint._Queue._run = run_slowly  # type: ignore[method-assign]
+endpoint._Queue._run = run_slowly  # type: ignore[assignment]
