@@ -42,6 +42,7 @@ def space_for(workload: Any, target: tvm.target.Target) -> Any:
         of_gpus = ms.TuneContext(mod=workload.mod, target=target, space_generator=kind).space_generator
         return _changed(of_gpus, postprocs=[FitsRegisters(), *map(_with_own_limits, of_gpus.postprocs)])
     usual = ms.TuneContext(mod=workload.mod, target=target, space_generator="post-order-apply").space_generator
+    usual = _changed(usual, sch_rules=[_inlining() if _inlines(rule) else rule for rule in usual.sch_rules])
     if winograd.is_winograd(workload.mod):
         return winograd.space(usual)
     lanes = unit_for(workload.mod, vector_unit(target)).lanes
@@ -59,6 +60,25 @@ def _changed(space: Any, **changes: Any) -> Any:
 
 def _with_own_limits(postproc: Any) -> Any:
     return FitsSharedMemory() if isinstance(postproc, ms.postproc.VerifyGPUCode) else postproc
+
+
+def _inlines(rule: Any) -> bool:
+    return isinstance(rule, ms.schedule_rule.AutoInline)
+
+
+def _inlining() -> Any:
+    """MetaSchedule's rule for CPUs takes a selection of two numbers for a branch. So a leaky ReLU would not be computed
+    with the operator behind it, and the result would go through memory in between. Padding is a branch.
+    """
+    return ms.schedule_rule.AutoInline(
+        into_producer=False,
+        into_consumer=True,
+        inline_const_tensor=True,
+        disallow_if_then_else=False,
+        require_injective=True,
+        require_ordered=True,
+        disallow_op=["tirx.exp", "prim.if_then_else"],
+    )
 
 
 def _vectorizes(rule: Any) -> bool:

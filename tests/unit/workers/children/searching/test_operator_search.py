@@ -142,3 +142,15 @@ def test_the_fastest_are_kept_in_order() -> None:
     for name, secs in (("slow", 3.0), ("fast", 1.0), ("as fast", 1.0), ("faster", 0.5)):
         fastest.add(Trial({}, name), secs)
     assert fastest.items() == ["faster", "fast"]
+
+
+def test_a_selection_between_a_product_and_its_result_is_computed_in_registers(child: SearcherChild) -> None:
+    a, b = te.placeholder((16, 24), name="a"), te.placeholder((24, 32), name="b")
+    bounded = topi.maximum(topi.nn.leaky_relu(topi.matmul(a, b), 0.2), te.placeholder((16, 32), name="least"))
+    mod = tvm.IRModule({"main": te.create_prim_func([a, b, bounded.op.input_tensors[1], bounded])})
+    operator = described("matmul", 1, mod)
+    opened(child, operator, [])
+    proposed(child, operator, 4)
+    search = child._operators[operator.workload_hash, "key", ""]._searches[DIRECT]
+    blocks = [sketch.get_child_blocks(sketch.get_sblock("root")) for sketch in search.spaces]
+    assert min(map(len, blocks)) == 2
