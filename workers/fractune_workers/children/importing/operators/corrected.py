@@ -4,8 +4,9 @@ to TVM's converter; others are converted here, or refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -442,6 +443,22 @@ def _lp_norm(node: OnnxNode) -> relax.Expr:
     return relax.op.divide(x, node.emit(relax.op.where(relax.op.equal(norm, zero), one, norm)))
 
 
+def _pairwise(compute: Callable[[Any, Any], Any]) -> Converter:
+    """Of any number of inputs, which TVM's converter would broadcast one by one: a constant number would be a tensor of
+    the whole shape, which the kernel reads.
+    """
+
+    def converted(node: OnnxNode) -> Any:
+        return reduce(lambda left, right: node.emit(compute(left, right)), map(node.input, range(len(node.inputs))))
+
+    return converted
+
+
+def _mean(node: OnnxNode) -> relax.Expr:
+    total = node.builder.normalize(_pairwise(relax.op.add)(node))
+    return relax.op.divide(total, relax.const(len(node.inputs), dtype_of(total)))
+
+
 def _sign(node: OnnxNode) -> Any:
     """The sign of NaN is NaN; TVM's is 0."""
     x = node.input(0)
@@ -481,7 +498,10 @@ CORRECTED: Mapping[str, Converter] = {
     "IsInf": _is_inf,
     "LayerNormalization": _layer_norm,
     "LpNormalization": _lp_norm,
+    "Max": _pairwise(relax.op.maximum),
+    "Mean": _mean,
     "MeanVarianceNormalization": _variance_norm,
+    "Min": _pairwise(relax.op.minimum),
     "Mish": _mish,
     "Mod": _mod,
     "NonMaxSuppression": _suppression,
@@ -493,6 +513,7 @@ CORRECTED: Mapping[str, Converter] = {
     "Sign": _sign,
     "Softplus": _softplus,
     "SpaceToDepth": _space_to_depth,
+    "Sum": _pairwise(relax.op.add),
     "ThresholdedRelu": _thresholded,
     **DEQUANTIZED_WEIGHTS,
     **INDEXED,

@@ -3,14 +3,12 @@
 - Shape changes of constants are computed at once, so that weights are constants for every later pass.
 - A batch normalisation is a scale and a shift. After a convolution with no other reader, the scale goes into the
   weights.
-- ONNX's `Sum`, `Max` and `Min` come as a reduced stack. They become element-wise operators.
 - Quantized values are float32 (`quantization.py`), and convolutions over lines are over images (`lines.py`).
 - Normalisations and GELU are one operator (`composites.py`), and reshapes meet and cancel (below).
 """
 
 from __future__ import annotations
 
-from functools import reduce
 from math import prod
 from typing import Any
 
@@ -22,7 +20,6 @@ from fractune_workers.children.rewriting.expressions import (
     ELEMENTWISE,
     constant_of,
     is_constant,
-    operator_of,
     relax_functions,
     rewritten,
     shape_of,
@@ -170,7 +167,6 @@ def _one(number: float) -> Any:
     return relax.const(np.array([number], _FLOAT))
 
 
-_PAIRWISE = {"sum": relax.op.add, "max": relax.op.maximum, "min": relax.op.minimum}
 _CHANNELS = 1
 
 
@@ -235,19 +231,6 @@ def _scaled_conv(simplifier: Simplifier, data: Any, scale: Array) -> Any | None:
     return relax.op.add(simplifier.emit(result), relax.const(rows.astype(bias.dtype)))
 
 
-def _reduced_stack(simplifier: Simplifier, call: Any) -> Any | None:
-    """`sum(stack(a, b, c), axis=0)` is `a + b + c`."""
-    stack = simplifier.call(call.args[0], "stack")
-    axes = call.attrs.axis
-    if stack is None or axes is None or call.attrs.keepdims:
-        return None
-    fields = simplifier.value(stack.args[0])
-    if [int(axis) for axis in axes] != [0] or int(stack.attrs.axis or 0) != 0 or not isinstance(fields, relax.Tuple):
-        return None
-    pairwise = _PAIRWISE[operator_of(call)]
-    return reduce(lambda left, right: pairwise(simplifier.emit(left), right), fields)
-
-
 def _joined_splits(simplifier: Simplifier, call: Any) -> Any | None:
     """A concatenation that joins all results of a split again has the split value as its part."""
     fields = simplifier.value(call.args[0])
@@ -288,7 +271,6 @@ def _broadcast(_: Simplifier, call: Any) -> Any | None:
 _RULES: tuple[dict[str, tuple[Rule, ...]], ...] = (
     {
         **dict.fromkeys(("permute_dims", "reshape", "expand_dims", "squeeze"), (_shape_change,)),
-        **dict.fromkeys(_PAIRWISE, (_reduced_stack,)),
         **dict.fromkeys(ELEMENTWISE, (lines.elementwise,)),
         "add": (composites.scaled_norm, lines.elementwise),
         "broadcast_to": (_broadcast,),

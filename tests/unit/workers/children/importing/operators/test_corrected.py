@@ -323,3 +323,12 @@ def test_a_crop_that_resizes_the_channels_is_refused() -> None:
     constants = {"roi": np.array([0] * 4 + [1] * 4, np.float32), "s": np.array([1, 3, 4, 6])}
     with pytest.raises(BadModel, match=r"node 'it' \(Resize\): it resizes the batch or the channels while it crops"):
         imported(onnx_model([node], {"x": IMAGE}, constants))
+
+
+@pytest.mark.parametrize("operator", ["Max", "Min", "Sum", "Mean"])
+def test_a_number_beside_tensors_stays_a_number(operator: str) -> None:
+    number = np.array(-0.25, np.float32)
+    given = {"x": NUMBERS.reshape(1, 5), "y": np.array([[1], [np.nan], [-2]], np.float32)}
+    model = onnx_model([helper.make_node(operator, ["x", "number", "y"], ["z"])], given, {"number": number})
+    np.testing.assert_allclose(run_imported(model, given)[0], run_by_onnxruntime(model, given)[0], rtol=3e-7)
+    assert "broadcast_to" not in imported(model).script()

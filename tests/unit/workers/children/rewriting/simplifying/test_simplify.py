@@ -53,23 +53,6 @@ def test_a_batch_norm_alone_is_a_scale_and_a_shift() -> None:
     assert check(network([(1, 4, 6, 6)], lambda net, x: batch_norm(net, x, 4))) == ["relax.multiply", "relax.add"]
 
 
-@pytest.mark.parametrize(("reduce", "name"), [(op.sum, "add"), (op.max, "maximum"), (op.min, "minimum")])
-def test_a_reduced_stack_is_an_element_wise_operator(reduce: Any, name: str) -> None:
-    def body(net: Network, x: Any, y: Any) -> Any:
-        parts = [net.emit(op.broadcast_to(part, [2, 3])) for part in (x, y, net.weight(2, 3))]
-        return net.emit(reduce(net.emit(op.stack(parts, axis=0)), axis=[0], keepdims=False))
-
-    assert check(network([(2, 3), (2, 3)], body)) == [f"relax.{name}"] * 2
-
-
-@pytest.mark.parametrize("options", [{"axis": [1]}, {"axis": [0], "keepdims": True}, {}])
-def test_other_reductions_of_a_stack_stay(options: dict[str, Any]) -> None:
-    def body(net: Network, x: Any, y: Any) -> Any:
-        return net.emit(op.sum(net.emit(op.stack([x, y], axis=0)), **options))
-
-    assert "relax.stack" in check(network([(2, 3), (2, 3)], body))
-
-
 def test_shapes_of_constants_are_changed_beforehand() -> None:
     def body(net: Network, x: Any) -> Any:
         weight = net.emit(op.permute_dims(net.weight(5, 3)))
