@@ -29,7 +29,7 @@ SHARE = "cpu:1"
 _MODELS = "ocr5_classifier,ocr5_detection,ocr_recognition,squeezenet,crnn,speech_embedding"
 _INFERENCES = 40
 _PACKED_DENSE, _PACKED_DEPTHWISE = 6, 4
-"""axes of weights: K/b, C/b, R, S, b, b and C/b, R, S, b"""
+"""axes of weights: K/b, C/s, R, S, s, b and C/b, R, S, b"""
 
 
 class Convolution(NamedTuple):
@@ -56,7 +56,10 @@ def convolution_of(shapes: Sequence[Sequence[int]]) -> Convolution | None:
             return None
         if len(weights) == _PACKED_DENSE and weights[5] == output[4]:
             return Convolution(
-                tuple(weights[2:4]), weights[1] * weights[4], weights[0] * weights[5], tuple(output[2:4])
+                tuple(weights[2:4]),
+                filled(weights[1] * weights[4], weights[5]),
+                weights[0] * weights[5],
+                tuple(output[2:4]),
             )
         if len(weights) == _PACKED_DEPTHWISE and weights[3] == output[4]:
             return Convolution(tuple(weights[1:3]), 1, weights[0] * weights[3], tuple(output[2:4]))

@@ -21,6 +21,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from fractune_core.implementations import DIRECT
 from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
 from fractune_workers.children.layouts.kernels.blocks import Blocks, block_count, from_blocks, to_blocks
+from fractune_workers.children.layouts.kernels.direct import input_run
 from fractune_workers.children.rewriting.expressions import (
     bound_call,
     has_fixed_shapes,
@@ -186,7 +187,9 @@ def _multiplications(call: Any, lanes: int) -> int:
     made, weights = shape_of(call), shape_of(call.args[1])
     if name == "matmul":
         return prod(made[:-1]) * shape_of(call.args[0])[-1] * _filled(made[-1], lanes) if made else 0
-    inputs = weights[1] if weights[1] == 1 else _filled(weights[1], lanes)
+    run = input_run(weights[1], lanes)
+    inputs = _filled(weights[1], lanes) if run == lanes else -(-weights[1] // run) * run
+    inputs = inputs if weights[1] > 1 else 1
     return made[0] * _filled(made[1], lanes) * prod(made[2:]) * inputs * prod(weights[2:])
 
 

@@ -35,6 +35,8 @@ from fractune_workers.children.tvm_api.scratch_tensors import kept
 
 _FLOAT, _INT = "float32", "int32"
 _MATRIX_RANK = 2
+_FEWEST_COLUMNS = 2
+"""of a computed right operand: the kernel of few columns that is not in blocks multiplies number by number"""
 _MOST_OF_ROW = 2**16
 """numbers, so that float32 holds the sum of their bytes exactly"""
 _PRODUCTS = frozenset({"matmul", "nn.conv2d"})
@@ -138,6 +140,9 @@ def dense_conv2d(
     integer = _integer(planner, whole, numbers[0].size)
     if integer is not None:
         return _own_kernel(planner, integer.convolve, image, integer.pack(packed), name="conv2d", window=window)
+    run = direct.input_run(numbers.shape[1], planner.lanes)
+    if run < planner.lanes and whole is None and blocks.parts == 1:
+        packed = pack(pack(numbers, 1, run), 0, planner.lanes, parts=parts)
     other = IMPLEMENTATIONS.get(planner.implementation)
     if other is not None and other.fits(window, packed.shape, (blocks.shape[2], blocks.shape[3])):
         return _own_kernel(planner, other.compute, image, other.pack(packed), name="conv2d", window=window)
@@ -163,9 +168,9 @@ def matmul(planner: Planner, call: Any) -> Made:
     shape = shape_of(call)
     if data.ty.dtype != _FLOAT or weight.ty.dtype != _FLOAT or len(shape) < _MATRIX_RANK:
         return None
-    if 2 * shape[-1] <= planner.lanes:
-        return None
     numbers = planner.constant(weight)
+    if shape[-1] < _FEWEST_COLUMNS or (numbers is not None and 2 * shape[-1] <= planner.lanes):
+        return None
     rows = quantized_rows(planner, data)
     if numbers is None:
         other = quantized_rows(planner, weight) if rows else None
@@ -189,7 +194,7 @@ def _packed(planner: Planner, data: Any, weight: Any) -> Any | None:
     too few rows to make up for it.
     """
     rows, other = shape_of(data), shape_of(weight)
-    if len(rows) != len(other) or rows[:-2] != other[:-2] or rows[-2] < 2 * planner.lanes:
+    if len(rows) < _MATRIX_RANK or rows[:-2] not in ((), other[:-2]) or rows[-2] < 2 * planner.lanes:
         return None
     return planner.emit(planner.kernel(direct.packed_columns, weight, size=planner.lanes, name="pack"))
 

@@ -80,6 +80,16 @@ def test_convolutions_compute_in_blocks() -> None:
     assert sum(name.startswith("conv2d") for name in names) == len(CONVOLUTIONS)
 
 
+def test_products_of_computed_operands_compute_in_blocks() -> None:
+    def body(net: Network, left: Any, right: Any, few: Any) -> Any:
+        by_constant = net.emit(op.matmul(net.weight(9, 7), right))
+        return relax.Tuple([net.emit(op.matmul(left, right)), net.emit(op.matmul(left, few)), by_constant])
+
+    names = check(network([(3, 9, 7), (3, 7, 8), (3, 7, 2)], body))
+    assert sum(name.startswith("matmul") for name in names) == 3
+    assert "relax.matmul" not in names
+
+
 @pytest.mark.parametrize(
     ("channels", "mcpu", "expected"),
     [(24, "znver4", 8), (32, "znver4", 16), (24, "skylake-avx512", 16)],

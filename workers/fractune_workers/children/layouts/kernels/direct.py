@@ -21,6 +21,7 @@ from fractune_core.tir.lookups import CONV, DEPTHWISE, MATMUL, WHOLE_NUMBERS
 from fractune_workers.children.layouts.kernels.blocks import Bounds, block_count, pack
 
 _Array = npt.NDArray[Any]
+_MATRIX_RANK = 2
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,22 @@ def conv2d_first(data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tenso
     return te.compute(shape, element, name=CONV)
 
 
+_LEAST_GAIN, _SHORTEST_RUN = 1.1, 4
+
+
+def input_run(channels: int, lanes: int) -> int:
+    """The number of input channels that lie together in the weights: a block, or a part of one where whole blocks would
+    multiply many zeros. The image's blocks stay: 24 channels in 2 blocks of 16 are read as 3 runs of 8.
+    """
+    runs = [run for run in (lanes // 2, lanes // 4) if run >= _SHORTEST_RUN]
+    read = {run: -(-channels // run) * run for run in (lanes, *runs)}
+    best = min(read, key=lambda run: (read[run], -run))
+    return best if read[lanes] >= _LEAST_GAIN * read[best] else lanes
+
+
 def conv2d(data: te.Tensor, weight: te.Tensor, window: Window, whole: Bounds | None = None) -> te.Tensor:
-    """(N, C/b, H, W, b) and (K/b, C/b, R, S, b, b), the last two input and output channels -> (N, K/b, Y, X, b).
-    `whole`: both are whole numbers.
+    """(N, C/b, H, W, b) and (K/b, C/s, R, S, s, b), the last two input and output channels -> (N, K/b, Y, X, b). Input
+    channels are in runs of s, which divides b. `whole`: both are whole numbers.
     """
     return _conv2d(data, weight, window, lambda _: 0, whole)
 
@@ -121,6 +135,7 @@ def _conv2d(
 ) -> te.Tensor:
     """Each block of outputs reads the blocks of inputs that it has weights for, from `first_block` on."""
     out_blocks, in_blocks, *kernel, in_size, out_size = (int(dim) for dim in weight.shape)
+    runs = out_size // in_size
     image = window.padded(data)
     batch, _, height, width, _ = (int(dim) for dim in image.shape)
     extents = (in_blocks, *kernel, in_size)
@@ -129,7 +144,8 @@ def _conv2d(
     )
 
     def element(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
-        pixel = image(n, first_block(k) + co, *window.at(y, x, ry, rx), ci)
+        block, channel = (co, ci) if runs == 1 else (co // runs, co % runs * in_size + ci)
+        pixel = image(n, first_block(k) + block, *window.at(y, x, ry, rx), channel)
         return te.sum(pixel * weight(k, co, ry, rx, ci, lane), axis=[co, ry, rx, ci])
 
     shape = (batch, out_blocks, *window.extents(height, width, (kernel[0], kernel[1])), out_size)
@@ -195,16 +211,17 @@ def _tap(data: te.Tensor, window: Window, index: tuple[Any, ...], outside: Any) 
 
 def matmul(data: te.Tensor, weight: te.Tensor, whole: Bounds | None = None) -> te.Tensor:
     """(..., M, K) and (N/b, K, b) -> (..., M, N/b, b), which lies in memory as (..., M, N). A packed operand that is
-    computed may have axes before these, as many as `data` before its last two. `whole`: both are whole numbers.
+    computed may have axes before these. Then `data` has the same ones or none. `whole`: both are whole numbers.
     """
     *batch, blocks, depth, size = (int(dim) for dim in weight.shape)
-    k = te.reduce_axis((0, depth), "k")
+    k, alike = te.reduce_axis((0, depth), "k"), len(data.shape) > _MATRIX_RANK
 
     def element(*index: Any) -> Any:
         *rows, block, lane = index
-        return te.sum(data(*rows, k) * weight(*rows[: len(batch)], block, k, lane), axis=[k])
+        return te.sum(data(*(rows if alike else rows[-1:]), k) * weight(*rows[: len(batch)], block, k, lane), axis=[k])
 
-    return te.compute((*data.shape[:-1], blocks, size), element, name=MATMUL, attrs=_attributes(whole))
+    outer = data.shape[:-2] if alike else batch
+    return te.compute((*outer, *data.shape[-2:-1], blocks, size), element, name=MATMUL, attrs=_attributes(whole))
 
 
 def _attributes(whole: Bounds | None) -> dict[str, Any] | None:

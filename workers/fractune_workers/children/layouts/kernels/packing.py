@@ -44,9 +44,20 @@ def pack_integers(name: str, weights: _Array) -> _Array:
     return np.ascontiguousarray(grouped.swapaxes(-1, -2)).astype(dtype)
 
 
+def in_whole_blocks(weights: _Array) -> _Array:
+    """(K/b, C/s, R, S, s, b) -> (K/b, C/b, R, S, b, b): input channels in blocks, with zeros behind the last."""
+    outputs, runs, *kernel, run, lanes = weights.shape
+    parts = lanes // run
+    blocks = -(-runs // parts)
+    missing = [(0, 0)] * weights.ndim
+    missing[1] = (0, blocks * parts - runs)
+    split = np.pad(weights, missing).reshape(outputs, blocks, parts, *kernel, run, lanes)
+    return np.moveaxis(split, 2, 4).reshape(outputs, blocks, *kernel, lanes, lanes)
+
+
 def pack_winograd(name: str, weights: _Array) -> _Array:
-    """(K/b, C/b, 3, 3, b, b) -> (m + 2, m + 2, K/b, C/b, b, b), computed in float64."""
-    of_weights = OF_WEIGHTS[name]
+    """(K/b, C/s, 3, 3, s, b) -> (m + 2, m + 2, K/b, C/b, b, b), computed in float64."""
+    of_weights, weights = OF_WEIGHTS[name], in_whole_blocks(weights)
     # One product with all taps: an einsum over two of them spends its time on transposes.
     by_tap = np.ascontiguousarray(weights.transpose(2, 3, 0, 1, 4, 5), np.float64)
     taps, others = by_tap.shape[:2], by_tap.shape[2:]

@@ -68,6 +68,20 @@ def test_it_computes_the_convolution_within_its_bound(
     assert np.abs(found - expected).max() <= BOUNDS[name] * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("name", ["", *BOUNDS])
+def test_input_channels_that_fill_no_block_are_read_in_runs(name: str) -> None:
+    eight_lanes = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
+    mod = of_image((1, 12, 9, 9), 16, 1)
+    given = inputs_of(mod)
+    plan = planned(simplify(mod), eight_lanes, name)
+    expected = in_float64(mod, given[0])
+    found = outputs(plan, eight_lanes, given)
+    assert np.abs(found - expected).max() <= BOUNDS["winograd4"] * np.abs(expected).max()
+    if not name:
+        (shape,) = (each.params[1].shape for var, each in plan.functions.items() if var.name_hint == "conv2d")
+        assert [int(dim) for dim in shape] == [2, 3, 3, 3, 4, 8]
+
+
 def epilogue(net: Network, x: Any) -> Any:
     sum_ = net.emit(op.add(x, net.weight(1, 8, 1, 1)))
     return net.emit(op.nn.relu(net.emit(op.add(sum_, net.conv(x, 8, 1)))))
