@@ -1,4 +1,5 @@
-"""How the kernel of a recurrence divides its work: all its choices, the first one computed, and its neighbours.
+"""How the kernel of a recurrence divides its work: all its choices, the first one computed, and its neighbours; and by
+which arguments they are measured.
 
 Each tiling is an implementation of the operator, with nothing left to decide. A candidate is written
 `packed1x32units:[]`: the tiling's name, and an empty trace.
@@ -7,13 +8,15 @@ Each tiling is an implementation of the operator, with nothing left to decide. A
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, log2
+from math import ceil, log2, sqrt
+from typing import Any
 
 from tvm.target import Target
 
 from fractune_core.implementations import INT8
+from fractune_workers.children.recurrent.kernel import recurrence_kernel
 from fractune_workers.children.recurrent.packing import BYTES, DIRECTIONS, UNITS, Tiling
-from fractune_workers.children.recurrent.recurrence import Recurrence
+from fractune_workers.children.recurrent.recurrence import LARGEST_WEIGHT, Recurrence
 from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_product
 from fractune_workers.children.tvm_api.target import VectorUnit, vector_unit
@@ -28,6 +31,8 @@ _FLOAT32_BYTES = 4
 _PARALLEL_UNITS_BYTES = 2**21
 """Recurrent weights of a single direction from which on several cores share a step, with a barrier behind it. Fewer are
 read faster by one core, which begins each step with the weights in its cache."""
+_WEIGHTS = "weights"
+"""beginning of the names of the kernel's arguments that are weights"""
 
 
 def runs(tiling: Tiling, recurrence: Recurrence, target: Target) -> bool:
@@ -100,3 +105,32 @@ def _lanes(recurrence: Recurrence, unit: VectorUnit) -> int:
 def _dots(recurrence: Recurrence, target: Target) -> int:
     dot = dot_product(INT8, target, vector_unit(target).lanes) if recurrence.whole_weights == BYTES else None
     return dot.lanes if dot else 0
+
+
+def arguments_of(recurrence: Recurrence, target: Target) -> list[Any]:
+    """Descriptions of the plain kernel's arguments, as `traces.args_of` has them, in the ranges of a trained network.
+    The role of weights is the name of the target's computed tiling.
+
+    Lengths are at most the steps, and a mask is 0 or 1. Products of state and weights vary as much as the state does:
+    with weights of one sign, every activation would be at its limit, and hide a wrong kernel.
+    """
+    most = sqrt(3 / recurrence.units)
+    largest = LARGEST_WEIGHT.get(recurrence.whole_weights, 0)
+    bounds: dict[str, list[float]] = {
+        "projected": [-2.0, 2.0],
+        _WEIGHTS: [1 - largest, largest - 1] if largest else [-most, most],
+        "first": [-1.0, 1.0],
+        "first_cells": [-1.0, 1.0],
+        "scales": [most / 2 / (largest or 1), most * 3 / 2 / (largest or 1)],
+        "peepholes": [-0.5, 0.5],
+        "bias": [-0.5, 0.5],
+        "lengths": [1, recurrence.steps],
+        "mask": [0, 1],
+    }
+    default = tiling_for(recurrence, target).name
+    described = []
+    for each in recurrence_kernel(recurrence, Tiling()).params:
+        name = str(each.name).rstrip("01")
+        roles = [default] if name == _WEIGHTS else []
+        described.append(["TENSOR", str(each.dtype), [int(dim) for dim in each.shape], bounds.get(name, []), roles])
+    return described
