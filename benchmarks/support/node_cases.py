@@ -20,7 +20,6 @@ import numpy as np
 import onnx
 import tvm
 from onnx import numpy_helper
-from tvm import relax
 
 from benchmarks.support.processes import import_path
 from fractune_core.errors import BadModel, first_line
@@ -31,6 +30,7 @@ from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.model_file import load_fixed
 from fractune_workers.children.importing.passes import prepare
 from fractune_workers.children.tvm_api.keep_out import hushed
+from tests.support.unoptimized import machine_of
 
 PASSED, WITH_CONSTANTS, REFUSED, FAILED = "passed", "passed with constants", "refused", "failed"
 STATUSES = (PASSED, WITH_CONSTANTS, REFUSED, FAILED)
@@ -136,7 +136,7 @@ def compute(mod: tvm.IRModule, given: Mapping[str, Any]) -> list[Any]:
     with hushed():
         prepared = prepare(mod, target)
         with tvm.transform.PassContext(opt_level=0):
-            machine = relax.VirtualMachine(relax.build(prepared, target), tvm.cpu())
+            machine = machine_of(prepared, target)
     made = with_denormals(machine["main"], kept=False)(
         *[tvm.runtime.tensor(np.array(each, order="C")) for each in arrays]
     )
