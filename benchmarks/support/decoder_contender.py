@@ -1,0 +1,61 @@
+"""A process that runs a decoder in one runtime, confined to a share or to a CPU limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.support.decoder_peers import GenAi, LlamaCpp, OnnxRuntime, Ours, Runtime
+from benchmarks.support.decoders import Sizes
+from fractune_core.shares import Share
+from fractune_workers.confinement.cpu import CpuConfinement
+
+OURS, ONNX, GENAI, LLAMA = "fractune", "onnxruntime", "onnxruntime-genai", "llama.cpp"
+_PEERS: dict[str, Callable[[str, Sizes, int], Runtime]] = {ONNX: OnnxRuntime, GENAI: GenAi, LLAMA: LlamaCpp}
+
+
+def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
+    """The arguments are the runtime, the share, its cores with commas between them, the folder of a cgroup with a limit
+    (empty without one), the threads of a peer, the file, and JSON of its `Sizes`.
+    """
+    way, share, cores, cgroup, threads, path, described = args
+    if cgroup:
+        (Path(cgroup) / "cgroup.procs").write_text(str(os.getpid()))
+    else:
+        CpuConfinement(Share.parse(share), [int(core) for core in cores.split(",")]).enter()
+    sizes = Sizes(**json.loads(described))
+    runtime: Runtime
+    runtime = Ours(path, sizes, None if cgroup else share) if way == OURS else _PEERS[way](path, sizes, int(threads))
+
+    def ids(count: int) -> Any:
+        return np.random.default_rng(0).integers(1, sizes.vocabulary - 1, count)
+
+    def prefill(count: int) -> dict[str, float]:
+        """Seconds of one prompt."""
+        return _timed(lambda: runtime.prefill(ids(count)))
+
+    def steps(at: int, count: int) -> list[dict[str, float]]:
+        """Seconds of steps, each with `at` tokens in the cache."""
+        found = []
+        for _ in range(count):
+            runtime.place(at)
+            found.append(_timed(runtime.step))
+        return found
+
+    def logits(count: int) -> list[float]:
+        made: list[float] = np.asarray(runtime.prefill(ids(count)), "float64").tolist()
+        return made
+
+    return {"prefill": prefill, "steps": steps, "logits": logits}
+
+
+def _timed(call: Callable[[], Any]) -> dict[str, float]:
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    call()
+    return {"wall_s": time.perf_counter() - wall_s, "cpu_s": time.process_time() - cpu_s}
