@@ -277,7 +277,7 @@ def test_a_second_model_takes_the_schedules_of_the_first(fleet: Fleet, tmp_path:
     results = []
     for number in (1, 4):
         model = write_reductions(tmp_path, number)
-        args = ("--shares", "cpu:1", "--trials", "4", "--only", "layer_norm", "--compete", "none")
+        args = ("--shares", "cpu:1", "--trials", "2", "--only", "layer_norm", "--compete", "none")
         ended = run_fractune("tune", str(model), "--out-dir", str(tmp_path), *args, "--server", fleet.address, "--json")
         assert ended.returncode == 0, ended.stderr
         results.append(events(ended)[-1])
@@ -285,7 +285,7 @@ def test_a_second_model_takes_the_schedules_of_the_first(fleet: Fleet, tmp_path:
     assert [each["workload_hash"] for each in first["operators"]] == [
         each["workload_hash"] for each in second["operators"]
     ]
-    assert (first["trials"], second["trials"]) == ({"cpu:1": 4}, {"cpu:1": 0})
+    assert (first["trials"], second["trials"]) == ({"cpu:1": 2}, {"cpu:1": 0})
     for result in results:
         manifest = Bundle(Path(result["bundle"])).manifest
         (operator,) = (each for each in manifest["operators"] if each["name"] == "layer_norm")

@@ -14,7 +14,7 @@ from fractune_core.errors import BadRequest
 from fractune_runtime.decoder import DecoderSession
 from tests.support.decoders import ByOnnxRuntime, compile_decoder, write_decoder
 from tests.support.paths import REPOSITORY
-from tests.support.real_bundle import compile_small
+from tests.unit.conftest import Small
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 Pair = tuple[DecoderSession, ByOnnxRuntime]
@@ -100,9 +100,9 @@ def test_a_cache_of_all_rows_stays_where_it_is(tmp_path: Path) -> None:
         session.prefill([1, 2])
 
 
-def test_a_model_without_a_cache_has_no_session(tmp_path: Path) -> None:
+def test_a_model_without_a_cache_has_no_session(small: Small) -> None:
     with pytest.raises(BadRequest, match="has no cache that is an input with new rows behind it"):
-        fractune.load(compile_small(tmp_path)[1]).decoder()
+        fractune.load(small.bundle).decoder()
 
 
 @pytest.mark.long
