@@ -1,10 +1,10 @@
 """Latency behind real servers: each of `examples/serving` with a bundle, and the same server with ONNX Runtime.
 
-Both servers of a pair run at the same time, each confined to the share (cores by affinity, limits by cgroups of version
-1), and take turns: while one answers, the other is idle. Both get the same Poisson arrivals, at 30 % and 80 % of what
-the slower one answers in a loop. ONNX Runtime has as many threads as the share has whole cores, rounded up, and
-they do not spin. A latency begins at the arrival, not when a client is free. Clients run on the same machine. The model
-is tuned without a search (`fractune tune --trials 0`).
+Both servers of a pair run at the same time, each confined to the share (cores by affinity, limits by cgroups), and take
+turns: while one answers, the other is idle. Both get the same Poisson arrivals, at 30 % and 80 % of what the slower one
+answers in a loop. ONNX Runtime has as many threads as the share has whole cores, rounded up, and they do not spin. A
+latency begins at the arrival, not when a client is free. Clients run on the same machine. The model is tuned without a
+search (`fractune tune --trials 0`). Needs root, cgroup v1, and the package index for the servers.
 
 Usage: python -m benchmarks.servers [--quick] [--out FILE] [--model NAME] [--bundle FILE] [--servers A,B] [--shares A,B]
 """
@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
@@ -33,7 +34,9 @@ from fractune_core.served import poisson
 from fractune_core.shares import Share
 from fractune_runtime.loading import load
 from tests.support.paths import REPOSITORY
+from tests.support.processes.clean_environments import Environment
 from tests.support.processes.served_example import COMMANDS, Server, request_of, serving
+from tests.support.processes.server_environments import server_environment
 
 LOADS = (0.3, 0.8)
 OURS, PEER = "fractune", "onnxruntime"
@@ -44,6 +47,7 @@ _HEAD = """\
 |---|---|---|---|---|---|---|---|---|---|"""
 _CLIENTS = 16
 _ROUNDS, _TURN_S, _LOOP_S = 2, 3.0, 2.0
+_END_S = 30.0
 _SEED = 1
 
 
@@ -64,12 +68,21 @@ def main() -> None:
         bundle = args.bundle or _tuned(model, folder)
         request = request_of(load(bundle).random_inputs())
         found = []
+        for environment in dict.fromkeys(COMMANDS[name][0] for name in names):
+            _add_onnx_runtime(server_environment(environment, wheel))
         print(_HEAD, flush=True)
         for name in names:
             for share in shares:
                 found.append(_measured(name, share, wheel, {OURS: bundle, PEER: model.path}, folder, request))
                 _print(found[-1])
     _report(args, model, found)
+
+
+def _add_onnx_runtime(environment: Environment) -> None:
+    """The version of the tests."""
+    ended = environment.run_python("-m", "pip", "install", "-q", f"onnxruntime=={version('onnxruntime')}")
+    if ended.returncode:
+        raise SystemExit(f"servers: pip cannot install ONNX Runtime: {ended.stderr}")
 
 
 def _tuned(model: Model, folder: Path) -> Path:
@@ -115,16 +128,25 @@ def _measured(
 def _confinement(share: str, way: str) -> Iterator[tuple[Callable[[], None], int]]:
     """What a server's process calls to be under the share, and the number of threads for ONNX Runtime."""
     cpus, parsed = sorted(os.sched_getaffinity(0)), Share.parse(share)
-    if not parsed.size.endswith("m"):
-        yield lambda: os.sched_setaffinity(0, cpus[: parsed.cores]), parsed.cores
-        return
-    with limit_cgroup("servers", f"-{way}") as cgroup:
-        set_limit(cgroup, LimitSize.parse(parsed.size).limit_m)
-        yield lambda: _enter(cgroup / "cgroup.procs"), parsed.cores
+    with limit_cgroup("servers", f"-{way}") as cgroup:  # without a limit too, so that other programs disturb less
+        if parsed.size.endswith("m"):
+            set_limit(cgroup, LimitSize.parse(parsed.size).limit_m)
+        else:
+            cpus = cpus[: parsed.cores]
+        yield lambda: _enter(cgroup / "cgroup.procs", cpus), parsed.cores
+        _wait_for_the_end_of(cgroup / "cgroup.procs")
 
 
-def _enter(processes: Path) -> None:
+def _enter(processes: Path, cpus: list[int]) -> None:
     processes.write_text(str(os.getpid()))
+    os.sched_setaffinity(0, cpus)
+
+
+def _wait_for_the_end_of(processes: Path) -> None:
+    """Ray's processes end a little later than the program that began them."""
+    until = perf_counter() + _END_S
+    while processes.read_text() and perf_counter() < until:
+        sleep(0.1)
 
 
 def _loop_per_s(server: Server, clients: ThreadPoolExecutor, request: bytes) -> float:

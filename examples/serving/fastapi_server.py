@@ -1,6 +1,6 @@
 """A bundle behind plain FastAPI, by the Open Inference Protocol in JSON.
 
-BUNDLE=model.fractune uvicorn fastapi_server:app --port 8080 --timeout-graceful-shutdown 30
+BUNDLE=model.fractune uvicorn fastapi_server:app --port 8080 --no-access-log --timeout-graceful-shutdown 30
 """
 
 import os

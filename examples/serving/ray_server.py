@@ -48,7 +48,7 @@ class Bundle:
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=1, include_dashboard=False)
+    ray.init("local", num_cpus=1, include_dashboard=False)
     serve.start(http_options={"host": "0.0.0.0", "port": int(os.environ.get("PORT", "8080"))})  # noqa: S104
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     serve.run(Bundle.bind(os.environ["BUNDLE"]))

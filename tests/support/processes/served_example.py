@@ -20,7 +20,10 @@ from tests.support.paths import REPOSITORY
 from tests.support.processes.server_environments import server_environment
 
 COMMANDS = {
-    "fastapi": ("litserve", "-m uvicorn fastapi_server:app --port {port} --timeout-graceful-shutdown 30"),
+    "fastapi": (
+        "litserve",
+        "-m uvicorn fastapi_server:app --port {port} --no-access-log --timeout-graceful-shutdown 30",
+    ),
     "litserve": ("litserve", "litserve_server.py"),
     "ray": ("ray", "ray_server.py"),
     "kserve": ("kserve", "kserve_server.py --http_port {port} --grpc_port {other}"),

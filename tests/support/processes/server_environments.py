@@ -25,7 +25,7 @@ PACKAGES = {
     "ray": ("ray[serve]==2.60.0",),
     "litserve": ("litserve==0.2.19", "fastapi==0.165.0", "uvicorn==0.54.0", "prometheus-client==0.26.0"),
 }
-"""by the environment's name; ONNX Runtime is in each for `python -m benchmarks.servers`"""
+"""by the environment's name"""
 _FOLDER = REPOSITORY / "build" / "servers"
 
 
@@ -42,7 +42,7 @@ def target_folder(name: str, wanted: Sequence[str]) -> Path:
 
 def server_environment(name: str, wheel: Path) -> Environment:
     """The environment with these packages, and this wheel of `fractune-runtime` beside them."""
-    wanted = [*PACKAGES[name], "onnxruntime==1.31.1"]
+    wanted = PACKAGES[name]
     folder = _FOLDER / _named(name, wanted)
     _FOLDER.mkdir(parents=True, exist_ok=True)
     environment = Environment(folder)
