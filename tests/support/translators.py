@@ -59,12 +59,14 @@ class _Graph:
     def normal(self, x: str, name: str) -> str:
         return self.add("LayerNormalization", x, self.weight(f"{name}.gain", WIDTH), axis=-1)
 
-    def attended(self, x: str, name: str, key: str, value: str, *, causal: bool = False) -> str:
+    def attended(self, x: str, name: str, key: str, value: str, *, causal: bool = False, mask: str = "") -> str:
         scores = self.add("MatMul", self.by_heads(x, f"{name}.q"), self.add("Transpose", key, perm=[0, 1, 3, 2]))
         scaled = self.add("Mul", scores, self.const(SIDE**-0.5, "float32"))
         if causal:
             ones = self.add("Expand", self.const(-1e9, "float32"), self.add("Shape", scaled, start=2))
             scaled = self.add("Add", scaled, self.add("Trilu", ones, self.const(1), upper=1))
+        if mask:
+            scaled = self.add("Add", scaled, mask)
         seen = self.add("Transpose", self.add("MatMul", self.add("Softmax", scaled, axis=-1), value), perm=[0, 2, 1, 3])
         flat = self.add("Reshape", seen, self.const([0, 0, WIDTH]))
         return self.add("Add", x, self.product(flat, f"{name}.o"))
@@ -168,3 +170,53 @@ def write_translator(folder: Path) -> Path:
     _save(merged.graph("merged", inputs, _outputs(), shared), folder / MERGED)
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": POSITIONS, "is_encoder_decoder": True}))
     return folder
+
+
+CROSS_ROWS = [f"{part}_cross_{layer}" for layer in range(LAYERS) for part in ("key", "value")]
+_SELF_ROWS = [f"{part}_self_{layer}" for layer in range(LAYERS) for part in ("key", "value")]
+
+
+def write_recogniser(folder: Path) -> tuple[Path, Path]:
+    """A speech recogniser as onnxruntime-genai has it: an encoder that gives keys and values for the decoder, and the
+    decoder with its own cache.
+    """
+    encoder, frames = _Graph({}), 6
+    sound = encoder.product("audio_features", "frames", 8)
+    hidden = encoder.normal(encoder.fed(encoder.normal(sound, "e0"), "e0"), "e1")
+    for layer in range(LAYERS):
+        for part in ("key", "value"):
+            read_once = encoder.by_heads(hidden, f"d{layer}.cross.{part[0]}")
+            encoder.add("Identity", read_once, name=f"present_{part}_cross_{layer}")
+    cross = [_info(f"present_{each}", 1, "b", HEADS, frames, SIDE) for each in CROSS_ROWS]
+    inputs = [_info("audio_features", 1, "b", frames, 8)]
+    _save(encoder.graph("encoder", inputs, cross, encoder.weights), folder / "encoder.onnx")
+    made = _Graph({})
+    add, const = made.add, made.const
+    x = add("Gather", made.weight("words", WORDS, WIDTH), "input_ids")
+    x = add("Add", x, add("Gather", made.weight("places", 4 * POSITIONS, WIDTH), "position_ids"))
+    total = add("Gather", add("Shape", "attention_mask"), const(1))
+    own = add("Range", add("Sub", total, add("Gather", add("Shape", "input_ids"), const(1))), total, const(1))
+    later = add("Greater", add("Range", const(0), total, const(1)), add("Unsqueeze", own, const([1])))
+    hidden_keys = add("Equal", add("Unsqueeze", "attention_mask", const([1, 2])), const(0))
+    mask = add("Where", add("Or", later, hidden_keys), const(-1e9, "float32"), const(0, "float32"))
+    for layer in range(LAYERS):
+        name = f"d{layer}"
+        y = made.normal(x, f"{name}.self")
+        rows = [
+            add("Concat", f"past_{part}_self_{layer}", made.by_heads(y, f"{name}.self.{part[0]}"), axis=2)
+            for part in ("key", "value")
+        ]
+        kinds = zip(rows, ("key", "value"), strict=True)
+        names = [add("Identity", each, name=f"present_{part}_self_{layer}") for each, part in kinds]
+        x = made.attended(y, f"{name}.self", *names, mask=mask)
+        read = [f"past_{part}_cross_{layer}" for part in ("key", "value")]
+        x = made.fed(made.attended(x, f"{name}.cross", *read), name)
+    add("MatMul", made.normal(x, "last"), made.weight("out", WIDTH, WORDS), name="logits")
+    ids = [_info(name, 7, "b", "s") for name in ("input_ids", "position_ids")]
+    pasts = [_info(f"past_{each}", 1, "b", HEADS, "past", SIDE) for each in _SELF_ROWS]
+    pasts += [_info(f"past_{each}", 1, "b", HEADS, frames, SIDE) for each in CROSS_ROWS]
+    inputs = [*ids, _info("attention_mask", 7, "b", "past + s"), *pasts]
+    outputs = [_info("logits", 1, "b", "s", WORDS)]
+    outputs += [_info(f"present_{each}", 1, "b", HEADS, "past + s", SIDE) for each in _SELF_ROWS]
+    _save(made.graph("decoder", inputs, outputs, made.weights), folder / "decoder.onnx")
+    return folder / "encoder.onnx", folder / "decoder.onnx"

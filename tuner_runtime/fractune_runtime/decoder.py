@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fractune_core.errors import BadRequest
+from fractune_core.files.manifests import LOGITS, NEXT_TOKEN
 from fractune_runtime.tvm_runtime.tensors import CacheRows, TensorSpec, array_of, as_arrays
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 IDS = ("input_ids", "decoder_input_ids", "tokens", "ids")
 MASK = ("attention_mask", "decoder_attention_mask")
 POSITIONS = ("position_ids", "cache_position")
-_LOGITS = "logits"
 _BY_TOKENS = 3
 """Rank of outputs with an axis of tokens"""
 
@@ -76,7 +76,8 @@ class DecoderSession:
     def prefill(self, ids: Any, out: Array | None = None) -> Array:
         """Append tokens (length, or batch and length) in chunks of the largest bucket. Returns the logits (batch,
         vocabulary) behind the last, in the array `out` if there is one. Raises BadRequest if the cache has no room for
-        all of them; then it is unchanged.
+        all of them; then it is unchanged. Of a bundle with the output `next_token` (`tune --greedy`) it is the most
+        probable token (batch) in place of the logits.
         """
         tokens = self._tokens(ids)
         begin, made = 0, tokens
@@ -118,7 +119,7 @@ class DecoderSession:
             call.compute(tokens[:, begin:end], self.length, seen, places)
             for name, array in call.outputs(size).items():
                 # Of an output without an axis of tokens, the last one counts.
-                made[name] = [*(made.get(name, []) if len(array.shape) >= _BY_TOKENS else []), array]
+                made[name] = [*(made.get(name, []) if name in call.by_tokens else []), array]
             self.length, begin = self.length + size, end
         return {name: parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1) for name, parts in made.items()}
 
@@ -253,7 +254,9 @@ class _Bucket:
         pasts = {spec.shape[axis] for spec, axis in caches}
         rows = {gives[each["output"]].shape[each["axis"]] for each in described}
         others = {spec for each, spec in takes.items() if each not in {cache["input"] for cache in described}}
-        fixed = as_arrays([spec for spec in others if spec.name in inputs], inputs)
+        # An encoder's keys and values are its `present_key_cross_0`, and the decoder's `past_key_cross_0`.
+        known = {name if name in takes else name.replace("present", "past", 1): each for name, each in inputs.items()}
+        fixed = as_arrays([spec for spec in others if spec.name in known], known)
         if len(pasts) > 1 or len(rows) > 1:
             raise BadRequest(f"{name} has caches of {sorted(pasts)} rows; export it with caches of one length")
         (past,), (total,) = pasts, rows
@@ -263,8 +266,8 @@ class _Bucket:
         _check_roles(name, [spec for spec in others if spec.name not in fixed], tokens, total)
         batch = next(int(spec.shape[0] or 0) for spec in others if spec.name in IDS)
         left = [spec for spec in gives.values() if spec.name not in {each["output"] for each in described}]
-        place = next((at for at, spec in enumerate(left) if spec.name == _LOGITS), 0)
-        pads = len(left[place].shape) == _BY_TOKENS and left[place].shape[1] == tokens
+        place = next((at for at, spec in enumerate(left) if spec.name in (LOGITS, NEXT_TOKEN)), 0)
+        pads = _is_by_tokens(left[place]) and left[place].shape[1] == tokens
         return cls(model, batch, tokens, past, caches, fixed, left, place, is_whole, pads)
 
     @property
@@ -291,6 +294,8 @@ class _Call:
         self._offsets = np.arange(bucket.tokens)
         self._outputs = [array_of(spec) for spec in bucket.outputs]
         self._logits = self._outputs[bucket.place]
+        self.by_tokens = {spec.name for spec in bucket.outputs if _is_by_tokens(spec)}
+        """names of outputs with an axis of tokens"""
         buffers = {spec.name: buffer for (spec, _), buffer in zip(bucket.caches, caches, strict=True)}
         self._compute = bucket.model.bind_cached({**arrays, **buffers}, self._outputs)
 
@@ -319,7 +324,7 @@ class _Call:
 
     def logits(self, count: int) -> Array:
         """Those behind the last of `count` tokens (batch, vocabulary), in memory that the next call overwrites."""
-        if len(self._logits.shape) < _BY_TOKENS:
+        if self._bucket.outputs[self._bucket.place].name not in self.by_tokens:
             return self._logits
         return self._logits[:, count - 1 if self._bucket.pads else -1]
 
@@ -327,11 +332,13 @@ class _Call:
         """Copies of all, by name, of `count` tokens."""
         tokens = self._bucket.tokens
         return {
-            spec.name: (
-                array[:, :count] if len(array.shape) >= _BY_TOKENS and array.shape[1] == tokens else array
-            ).copy()
+            spec.name: (array[:, :count] if spec.name in self.by_tokens and array.shape[1] == tokens else array).copy()
             for spec, array in zip(self._bucket.outputs, self._outputs, strict=True)
         }
+
+
+def _is_by_tokens(spec: TensorSpec) -> bool:
+    return len(spec.shape) >= (2 if spec.name == NEXT_TOKEN else _BY_TOKENS)
 
 
 def _check_roles(name: str, specs: Sequence[TensorSpec], tokens: int, total: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 
 from fractune_core.errors import BadModel, shortened
+from fractune_core.files.manifests import LOGITS, NEXT_TOKEN
 from fractune_core.files.onnx_file import (
     DEEPEST,
     INSIDE,
@@ -35,6 +36,37 @@ _MOST_DIGITS = 18
 _AGAIN = "copy or export the model again"
 
 
+def _text_field(number: int, text: str) -> bytes:
+    return _part(number, text.encode())
+
+
+def _part(number: int, content: bytes) -> bytes:
+    return _head(number, len(content)) + content
+
+
+def _head(number: int, size: int) -> bytes:
+    return varint_bytes(number << 3 | MESSAGE) + varint_bytes(size)
+
+
+def _attribute(name: str, number: int) -> bytes:
+    """A whole number of a node."""
+    return _part(5, _text_field(1, name) + b"\x18" + varint_bytes(number % 2**64) + b"\xa0\x01\x02")
+
+
+_OUTPUT = 12
+"""field of a graph"""
+_GREEDY = _part(
+    1,
+    b"".join(
+        (
+            *(_text_field(1, LOGITS), _text_field(2, NEXT_TOKEN), _text_field(4, "ArgMax")),
+            *(_attribute("axis", -1), _attribute("keepdims", 0)),
+        )
+    ),
+) + _part(_OUTPUT, _text_field(1, NEXT_TOKEN) + _part(2, _part(1, b"\x08\x07")))
+"""fields of a graph: a node, and its output of 64-bit integers"""
+
+
 class _Range(NamedTuple):
     """Bytes of a file: of the one beside the model with this name, or with an empty name of the model's own."""
 
@@ -43,8 +75,9 @@ class _Range(NamedTuple):
     size: int
 
 
-def write_one_file(path: Path, target: Path) -> None:
-    """Write the ONNX model at `path`, with the numbers of its weights from the files beside it, to `target`.
+def write_one_file(path: Path, target: Path, *, greedy: bool = False) -> None:
+    """Write the ONNX model at `path`, with the numbers of its weights from the files beside it, to `target`. `greedy`:
+    with the most probable token of each position in place of the output `logits`.
 
     Raises BadModel for a damaged model, and for a weight in a place that is not allowed, in a missing file or beyond
     its end. Also for more than 128 GiB with the weights, and where `target` cannot be written.
@@ -52,7 +85,9 @@ def write_one_file(path: Path, target: Path) -> None:
     with walk(path) as found:
         if found is None:
             raise BadModel("is not an ONNX file")
-        parts = list(_Joining(found, path.parent).parts("model", 0, found.size, 0))
+        if greedy and not any(each.name == LOGITS for each in found.interface().outputs):
+            raise BadModel(f"has no output '{LOGITS}'; leave --greedy out")
+        parts = list(_Joining(found, path.parent, greedy=greedy).parts("model", 0, found.size, 0))
         total = sum(map(_size, parts))
         if total > MOST_MODEL_BYTES:
             size, most = f"{total / 2**30:.1f} GiB", MOST_MODEL_BYTES >> 30
@@ -71,17 +106,23 @@ def write_one_file(path: Path, target: Path) -> None:
 class _Joining:
     """The parts of the new file."""
 
-    def __init__(self, found: Walk, folder: Path) -> None:
+    def __init__(self, found: Walk, folder: Path, *, greedy: bool) -> None:
         self._walk = found
+        self._greedy = greedy
         self._folder = folder
         self._sizes: dict[str, int] = {}
         """of the files beside the model, in bytes"""
 
     def parts(self, kind: str, at: int, end: int, depth: int) -> Iterator[bytes | _Range]:
         """Of a message of that kind, from byte `at` to `end`, with the numbers of its weights inside."""
+        replaces = self._greedy and (kind, depth) == ("graph", 1)
         for field in self._walk.fields(at, end):
+            if replaces and field.number == _OUTPUT and self._walk.text(self._walk.last(field, 1)) == LOGITS:
+                yield _GREEDY
+                continue
             inner = INSIDE.get(kind, {}).get(field.number) if field.is_message else None
-            if inner is None or not self._walk.has(_LOCATION, field):
+            has_logits = self._greedy and inner == "graph" and not depth
+            if inner is None or not (has_logits or self._walk.has(_LOCATION, field)):
                 yield _Range("", field.begin, field.end - field.begin)
                 continue
             if depth >= DEEPEST:
@@ -120,10 +161,6 @@ class _Joining:
                 f"{_AGAIN} with that file"
             )
         return _Range(name, begin, size)
-
-
-def _head(number: int, size: int) -> bytes:
-    return varint_bytes(number << 3 | MESSAGE) + varint_bytes(size)
 
 
 def _size(part: bytes | _Range) -> int:

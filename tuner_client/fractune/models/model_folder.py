@@ -19,6 +19,7 @@ from fractune.models.inspection import Inspection
 from fractune.models.open_sizes import CACHE_BRANCH, inspect
 from fractune_core.codec.plain_json import is_storable, read_json
 from fractune_core.errors import BadModel, BadRequest, shortened, some_of
+from fractune_core.files.manifests import LOGITS
 from fractune_core.files.onnx_file import Interface, read_interface
 from fractune_core.named_sizes import BATCH_NAME, MOST_SIZE, PAST_NAME, NamedSizes, Sizes
 
@@ -53,6 +54,7 @@ class FolderGraph:
     sizes: Mapping[str, tuple[int, ...]]
     """by name, of what it leaves open"""
     open_sizes: NamedSizes
+    has_logits: bool
 
     def takes(self, name: str) -> bool:
         """Whether it leaves an axis of this name, or at this place, open."""
@@ -113,7 +115,12 @@ def _graph(folder: Path, name: str, config: Mapping[str, Any]) -> FolderGraph:
     found = read_interface(folder / name)
     if found is None:
         raise BadModel(f"{folder / name}: is not an ONNX file; export it again")
-    return FolderGraph(folder / name, _sizes(found, _numbers(config)), found.sizes_with())
+    return FolderGraph(
+        folder / name,
+        _sizes(found, _numbers(config)),
+        found.sizes_with(),
+        any(each.name == LOGITS for each in found.outputs),
+    )
 
 
 def _files(folder: Path) -> list[str]:

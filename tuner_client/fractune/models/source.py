@@ -158,17 +158,30 @@ ModelSource: TypeAlias = Union[str, os.PathLike[str], "onnx.ModelProto", "torch.
 
 
 @contextlib.contextmanager
-def model_file(model: ModelSource, *, run_script: bool = False, inputs: SeveralShapes | None = None) -> Iterator[Path]:
+def model_file(
+    model: ModelSource, *, run_script: bool = False, inputs: SeveralShapes | None = None, greedy: bool = False
+) -> Iterator[Path]:
     """The model as one file until the block ends. A model in memory, and an ONNX model with its weights in files beside
     it, are written to a temporary folder, the first as `model.*`.
 
     With `run_script` the code of a Python file runs in a separate process, and the file is the module that it makes.
     Raises BadModel for a missing file, an object of another type, a model that cannot be written, and a Python file
-    without `run_script`. Shapes in `inputs` that contradict the file raise BadModel too.
+    without `run_script`. Shapes in `inputs` that contradict the file raise BadModel too. `greedy` is that of
+    `write_one_file`.
     """
-    with _file(model, run_script=run_script) as path:
-        check_given(path, inputs or {})
+    with _file(model, run_script=run_script) as path, _with_tokens(path, greedy=greedy) as made:
+        check_given(made, inputs or {})
+        yield made
+
+
+@contextlib.contextmanager
+def _with_tokens(path: Path, *, greedy: bool) -> Iterator[Path]:
+    if not greedy:
         yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="fractune-model-") as folder:
+        write_one_file(path, Path(folder) / path.name, greedy=True)
+        yield Path(folder) / path.name
 
 
 @contextlib.contextmanager

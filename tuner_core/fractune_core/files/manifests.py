@@ -23,6 +23,8 @@ ALIGNMENT_BYTES = 64
 """Weights begin at multiples of it, as the compiled code expects of memory"""
 MAIN = "main"
 """The entry of a variant's code"""
+LOGITS, NEXT_TOKEN = "logits", "next_token"
+"""Outputs of a decoder: the scores of all words at each position, or the best word there"""
 MAIN_CACHED = "main_cached"
 """The entry of a variant that appends to caches in memory of the caller"""
 ITEM_BYTES = {

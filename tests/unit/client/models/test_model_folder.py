@@ -97,6 +97,16 @@ def test_a_language_model_of_genai_is_tuned_by_the_name_of_its_folder(
     assert sorted(masks) == [[1, 9], [1, 17], [1, 72], [1, 80]]
 
 
+def test_a_folder_without_a_configuration_has_sizes_by_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (write_translator(tmp_path / "t") / "config.json").unlink()
+    assert main(["inspect", str(tmp_path / "t")]) == 0
+    printed = capsys.readouterr().out
+    assert "sizes from names alone, without a configuration" in printed
+    assert "--size past_decoder_sequence_length=0,256,511" in printed
+
+
 def test_a_folder_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, calls = write_translator(tmp_path / "t"), dict[str, Any]()
     found = fractune.inspect_folder(folder)

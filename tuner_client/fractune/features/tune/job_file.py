@@ -133,7 +133,8 @@ def _lines_of_folder(folder: Path, options: Sequence[str]) -> list[Line]:
     for at, (each, sizes) in enumerate(zip(found.graphs, found.sizes(dict.fromkeys(texts, 0)), strict=True), 1):
         own = size_options({name: numbers for name, numbers in sizes.items() if name not in texts})
         own += [word for name in texts if name in sizes for word in ("--size", f"{name}={texts[name]}")]
-        lines.append(Line([_COMMAND, _in(Path(), str(each.path)), *own, *others], folder, at, count))
+        others_here = [word for word in others if each.has_logits or word != "--greedy"]
+        lines.append(Line([_COMMAND, _in(Path(), str(each.path)), *own, *others_here], folder, at, count))
     return lines
 
 

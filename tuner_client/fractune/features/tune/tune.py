@@ -50,6 +50,7 @@ def tune(
     pad: Mapping[str, float] | None = None,
     padding_error: float = 0.0,
     run_script: bool = False,
+    greedy: bool = False,
     out: PathText | None = None,
     force: bool = False,
     server: str | None = None,
@@ -89,6 +90,9 @@ def tune(
     combinations are tuned that do not contradict the model. `lengths` has places in place of names (`{"ids:1": [16,
     64]}`). A batch that nothing gives is 1.
 
+    With `greedy` the bundle of a decoder has the most probable token of each position (`next_token`) in place of its
+    output `logits`: a step of `model.decoder()` returns it.
+
     The bundle's outputs are compared with those of ONNX Runtime on random inputs and extremes of their types, and on
     the arrays of the .npz file `check_inputs`; see `TuneResult.checked`. A bundle that computes something else is not
     published: OutputsDiffer names the first node.
@@ -100,7 +104,7 @@ def tune(
     Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and the error that ended the job.
     """
     where = PlaceOptions(server, state, reconnect_s)
-    with model_file(model, run_script=run_script, inputs=inputs) as path:
+    with model_file(model, run_script=run_script, inputs=inputs, greedy=greedy) as path:
         contenders, why_not = _contenders(compete, path, shares, where.named_server)
         view = choose_view(progress)
         shapes = settled(path, inputs, {**(lengths or {}), **(sizes or {})}, view.show_step)
@@ -140,6 +144,7 @@ def tune_folder(
     *,
     sizes: Sizes | None = None,
     compete: str | Sequence[str] | None = None,
+    greedy: bool = False,
     out_dir: PathText | None = None,
     force: bool = False,
     server: str | None = None,
@@ -161,6 +166,7 @@ def tune_folder(
             shares,
             compete=compete,
             sizes=own,
+            greedy=greedy and each.has_logits,
             out=None if out_dir is None else Path(out_dir) / f"{each.path.stem}{SUFFIX}",
             force=force,
             server=server,

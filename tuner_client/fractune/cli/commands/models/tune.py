@@ -56,6 +56,9 @@ OutDir = Annotated[
 Picture = Annotated[
     Path | None, typer.Option("--picture", help="Draw the table tuned-at x run-at here (.svg or .png).")
 ]
+Greedy = Annotated[
+    bool, typer.Option("--greedy", help="Of a decoder: return the most probable token in place of logits.")
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Submit the job to a running server, print its name and exit.")]
 JobFile = Annotated[
     Path | None,
@@ -177,6 +180,7 @@ def tune(
     out_dir: OutDir = None,
     force: options.Force = False,
     picture: Picture = None,
+    greedy: Greedy = False,
     detach: Detach = False,
     on_done: options.OnDone = None,
     job: JobFile = None,
@@ -203,6 +207,7 @@ def tune(
     job_options = {**vars(search), **vars(of_model), "inputs": shapes, "sizes": None}
     if detach:
         after = {"out": out, "out_dir": out_dir, "force": force or None, "picture": picture, "on_done": on_done}
+        after["greedy"] = greedy or None
         _check_detached(**vars(runtimes), **vars(padding), **after)
         _leave(model, shares, job_options, place, as_json=as_json)
         return
@@ -213,6 +218,7 @@ def tune(
             shares,
             out=_file(out, out_dir, model),
             force=force,
+            greedy=greedy,
             progress=view,
             **after_search,
             **job_options,
