@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support import ours
-from benchmarks.support.decoder_contender import GENAI, LLAMA, ONNX, OURS
+from benchmarks.support.decoder_contender import GENAI, LLAMA, ONNX, OURS, READING
 from benchmarks.support.decoders import MODELS, Sizes, in_bits, write_decoder
 from benchmarks.support.first_bundle import write_first_bundle
 from benchmarks.support.limit_cgroup import limit_cgroup, set_limit
@@ -48,6 +48,7 @@ _STEPS = 8
 _FOLDERS = {GENAI: "genai", LLAMA: "llama"}
 _PACKAGES = {GENAI: "onnxruntime_genai", LLAMA: "llama_cpp"}
 _ORDER = (OURS, ONNX, GENAI, LLAMA)
+"""without the process that reads memory"""
 _LIMIT = "m"
 """the end of a share that is a CPU limit"""
 
@@ -139,6 +140,9 @@ def _at(
     share: str, case: _Case, model: Path, bundle: Path, peers: Path, rounds: int, clock: str
 ) -> Iterator[dict[str, Any]]:
     """A row for each prompt and each length: seconds of each runtime, and why others are missing."""
+    with _contender(READING, share, case, model, peers) as reading:
+        gb_per_s = reading.call("gb_per_s", _TIMEOUT_S)
+    print(f"{case.name} at {share}: {gb_per_s:.1f} GB/s are read at most", flush=True)
     with ExitStack() as stack:
         children: dict[str, Child] = {}
         skipped: dict[str, str] = {}
@@ -164,7 +168,9 @@ def _at(
             for turn in range(rounds):
                 for way in list(children)[:: 1 if turn % 2 else -1]:
                     secs[way] += children[way].call("steps", _TIMEOUT_S, at=length, count=_STEPS)
-            yield _row(share, case, f"step at {length}", secs, clock, skipped, differs)
+            row = _row(share, case, f"step at {length}", secs, clock, skipped, differs)
+            read_bytes = case.sizes.weight_bytes + case.sizes.cache_bytes(length)
+            yield {**row, "gb_per_s": gb_per_s, "part_of_roof": read_bytes / row["secs"][OURS] / 1e9 / gb_per_s}
 
 
 class _MissingError(Exception):
@@ -183,7 +189,7 @@ def _contender(way: str, share: str, case: _Case, path: Path, peers: Path) -> It
         cores, cgroup = "", ""
         if share.endswith(_LIMIT):
             limit_m = int(share.removeprefix("cpu:").removesuffix(_LIMIT))
-            held = stack.enter_context(limit_cgroup("decoder", f"-{_ORDER.index(way)}"))
+            held = stack.enter_context(limit_cgroup("decoder", f"-{(*_ORDER, READING).index(way)}"))
             set_limit(held, limit_m)
             cgroup, threads = str(held), math.ceil(limit_m / 1000)
         else:
@@ -255,7 +261,7 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """For each model and share the geometric means of prompts and steps."""
     for model, share in dict.fromkeys((row["model"], row["share"]) for row in rows):
         own = [row for row in rows if (row["model"], row["share"]) == (model, share)]
-        parts = []
+        parts = [f"steps read {100 * max(row.get('part_of_roof', 0) for row in own):.0f} % of the bandwidth"]
         for kind in ("prompt", "step"):
             ratio = statistics.geometric_mean([row["speedup"] for row in own if row["what"].startswith(kind)])
             parts.append(f"{kind}s {ratio:.2f}")

@@ -13,9 +13,12 @@ import numpy as np
 
 from benchmarks.support.decoder_peers import GenAi, LlamaCpp, OnnxRuntime, Ours, Runtime
 from benchmarks.support.decoders import Sizes
+from benchmarks.support.reading import read_gb_per_s
 from fractune_core.shares import Share
 from fractune_workers.confinement.cpu import CpuConfinement
 
+READING = "reading"
+"""no runtime: the bandwidth of the share"""
 OURS, ONNX, GENAI, LLAMA = "fractune", "onnxruntime", "onnxruntime-genai", "llama.cpp"
 _PEERS: dict[str, Callable[[str, Sizes, int], Runtime]] = {ONNX: OnnxRuntime, GENAI: GenAi, LLAMA: LlamaCpp}
 
@@ -29,6 +32,8 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         (Path(cgroup) / "cgroup.procs").write_text(str(os.getpid()))
     else:
         CpuConfinement(Share.parse(share), [int(core) for core in cores.split(",")]).enter()
+    if way == READING:
+        return {"gb_per_s": read_gb_per_s}
     sizes = Sizes(**json.loads(described))
     runtime: Runtime
     runtime = Ours(path, sizes, None if cgroup else share) if way == OURS else _PEERS[way](path, sizes, int(threads))

@@ -49,6 +49,19 @@ class Sizes:
     def key_width(self) -> int:
         return self.key_heads * self.head
 
+    @property
+    def weight_bytes(self) -> int:
+        """That a step reads: all products, and none of the table of words."""
+        own = self.width * (2 * self.width + 2 * self.key_width)
+        inner = self.width * self.inner * (2 if self.source else 3)
+        across = 2 * self.width**2 if self.source else 0
+        numbers = self.layers * (own + inner + across) + self.width * self.vocabulary
+        return numbers * self.bits // 8 + 4 * numbers // BLOCK if self.bits else 4 * numbers
+
+    def cache_bytes(self, length: int) -> int:
+        """That a step reads with so many tokens in the cache."""
+        return 8 * self.layers * (length * self.key_width + self.source * self.width)
+
     def shapes(self, tokens: int, rows: int) -> dict[str, list[int]]:
         """Of the inputs, for a cache of so many rows: all rows of a language model, else those before the tokens."""
         ids = [1, tokens]
