@@ -20,7 +20,7 @@ _CONNECT = "+ping +info +time +select +multi +exec +discard +unwatch"
 """of everybody. INFO has no names of keys: RQ asks it for the version"""
 
 _SERVER_COMMANDS = (
-    "+get +set +mset +mget +del +rename +exists +expire +persist +watch",
+    "+get +set +mset +mget +del +exists +expire +persist +watch",
     "+sadd +srem +smembers +zadd +zrem +zscore +zrange +zcard +zremrangebyscore",
     "+hget +hset +hmget +hgetall +hdel +hexists +hincrby +rpush +lpush +llen +lrange +lindex +lrem",
     "+xadd +xreadgroup +xack +xgroup|create +xinfo|groups +xinfo|stream +xpending",
@@ -61,7 +61,7 @@ def _enqueues(role: str) -> Sequence[str]:
 
 
 _RULES: Mapping[str, Sequence[str]] = {
-    SERVER: (f"({' '.join(_SERVER_COMMANDS)} ~fractune:* ~rq:*)",),
+    SERVER: (f"({' '.join(_SERVER_COMMANDS)} ~fractune:* ~rq:*)", "(+rename ~fractune:blob:*)"),
     "compile": (*_worker("compile"), _reads_blobs("model"), _writes_blobs("bundle")),
     "tune": (
         *_worker("tune"),
