@@ -284,6 +284,31 @@ def test_an_equal_upload_and_an_equal_job_begin_from_nothing(two: Two) -> None:
     assert {record.job for record in mine.records} == {job.name.partition("/")[2]}
 
 
+def test_tenants_that_consent_share_times_and_schedules_and_no_names(two: Two) -> None:
+    payload, done = model_bytes((f"conv_{uuid.uuid4().hex[:6]}", 2)), []
+    for tenant in ("delta", "epsilon"):
+        create_tenant(two.place.state, None, tenant, Quotas(), shares_searches=True)
+        token = create_token(two.place.state, None, tenant, Scope.SUBMIT, None, Quotas(), reach=Reach(tenant))
+        with client_of(two.place, token) as client:
+            model = client.upload(payload, f"{tenant}.onnx")
+            job = client.finish(client.create(model, trials=4).name)
+            matched = client.log.MatchModel(pb.MatchModelRequest(model=model, share="cpu:1")).matches
+            bundle = b"".join(
+                each.data for each in client.bundles.DownloadBundle(pb.DownloadBundleRequest(name=job.result.bundle))
+            )
+            listed = client.log.ListRecords(pb.ListRecordsRequest()).total_size
+            done.append((job, matched, bundle, listed))
+    (first, *_), (second, matched, bundle, listed) = done
+    assert (first.progress.candidates_done, second.progress.candidates_done) == (4, 0)
+    assert (matched[0].how, matched[0].record.job, matched[0].record.operator) == ("exact", "", "")
+    assert listed == 0, "what is shared is not listed"
+    owner = first.name.partition("/")[2]
+    for text in (str(second), str(matched), bundle.decode(errors="replace")):
+        assert owner not in text
+        assert "delta" not in text
+    assert first.result.bundle != second.result.bundle
+
+
 OWN = {"fractune_build", "fractune_jobs", "fractune_records", "fractune_tenant_used", "fractune_tenant_limit"}
 """metrics that a tenant sees, of itself; fractune_build says which version serves"""
 OF_FLEET = re.compile(

@@ -75,6 +75,11 @@ def check_tenant(name: str) -> str:
     return name
 
 
+def place_owner(tenant: str, token: str) -> str:
+    """Who takes bounded places of a server: a tenant with all its tokens, or one token of the default tenant."""
+    return token if tenant == DEFAULT_TENANT else tenant
+
+
 class HealthPart(StrEnum):
     """Parts of a server's health, as gRPC's health service names them; its empty name means all parts."""
 

@@ -280,9 +280,8 @@ def _seen_from_outside(
     registry.register(ServerCollector(context, health))
     ProcessCollector(registry=registry)
     tls = metrics_tls(options.metrics, options.tls, insecure=options.insecure)
-    endpoint = Endpoint(
-        options.metrics, Metrics(registry, context), health, tls, authenticator if tls is not None else None
-    )
+    metrics = Metrics(registry, context)
+    endpoint = Endpoint(options.metrics, metrics, health, tls, authenticator if tls is not None else None)
     try:
         endpoint.start()
         _log.info("metrics at %s/metrics", endpoint.url)

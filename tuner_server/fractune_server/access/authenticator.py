@@ -22,7 +22,7 @@ from fractune_core.access.addresses import UNIX
 from fractune_core.access.tokens import DEFAULT_REACH, Quotas, Reach, Scope, TokenText
 from fractune_core.errors import AccessRefused, BadRequest, FractuneError, ScopeMissing, TooManyAttempts
 from fractune_core.jobs import Priority
-from fractune_core.names import DEFAULT_TENANT
+from fractune_core.names import place_owner
 from fractune_server.access.places import Places
 from fractune_server.store.tokens import StoredToken, TokenStore
 
@@ -124,8 +124,8 @@ class Caller:
 
     @property
     def owner(self) -> str:
-        """Who takes places of a server: a tenant, or each token of the default one."""
-        return self.token_id if self.tenant == DEFAULT_TENANT else self.tenant
+        """As `place_owner`."""
+        return place_owner(self.tenant, self.token_id)
 
 
 ANYBODY = Caller()

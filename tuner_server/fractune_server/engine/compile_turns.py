@@ -1,4 +1,4 @@
-"""Turns at the one queue of the compile workers: no token fills it, so another's model waits for few pieces of work."""
+"""Turns at the one queue of the compile workers: no owner fills it, so another's model waits for few pieces of work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CompileTurns:
     def __init__(self) -> None:
         self._most = _PIECES_A_WORKER
         self._held: Counter[str] = Counter()
-        """pieces in the queue, by token"""
+        """pieces in the queue, by owner"""
 
     def note_workers(self, count: int) -> None:
         """There are so many compile workers."""
@@ -26,11 +26,11 @@ class CompileTurns:
 
     def recount(self, jobs: Iterable[ActiveJob]) -> None:
         """Count the pieces that the open jobs have requested."""
-        self._held = Counter(job.stored.token for job in jobs for work in job.requested if work.task in _TASKS)
+        self._held = Counter(job.stored.owner for job in jobs for work in job.requested if work.task in _TASKS)
 
     def is_free(self, job: ActiveJob) -> bool:
-        """Whether the job's token may have another piece in the queue."""
-        return self._held[job.stored.token] < self._most
+        """Whether the job's owner may have another piece in the queue."""
+        return self._held[job.stored.owner] < self._most
 
     def take(self, job: ActiveJob) -> None:
-        self._held[job.stored.token] += 1
+        self._held[job.stored.owner] += 1

@@ -236,8 +236,8 @@ def with_graphs(variants: list[VariantItem], shares: Sequence[str]) -> list[Vari
 def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
     """32 hex digits. The id depends on the version, model, shapes, target, shares and schedules.
 
-    It also depends on the tenant, on the namespace of the records, on the inputs on which it is checked, on skipped
-    shares, and for a fresh job on the job.
+    It also depends on the tenant, the namespace of the records, the inputs on which it is checked and skipped shares;
+    for a fresh job on the job.
     """
     spec = job.stored.spec
     parts = [

@@ -1,5 +1,7 @@
-"""Which job gets the next round: tenants share the fleet by their weights, the tokens of a tenant share its part
-evenly, and the jobs of a token share by their priorities.
+"""Which job gets the next round.
+
+Tenants share the fleet by their weights, the tokens of a tenant share its part evenly, and the jobs of a token share by
+their priorities.
 
 Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) at each of these levels. Handing out measurements costs
 their number. Each tenant, token and job has a virtual time that grows by cost over weight, and the smallest one is

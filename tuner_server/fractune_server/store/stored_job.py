@@ -9,7 +9,7 @@ from fractune_core.codec.places import In
 from fractune_core.codec.plain_json import JsonObject
 from fractune_core.files.checked import Checked
 from fractune_core.jobs import JobSpec, JobState
-from fractune_core.names import DEFAULT_TENANT, Collection
+from fractune_core.names import DEFAULT_TENANT, Collection, place_owner
 from fractune_core.records import Kind
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Device, GrantedShare
@@ -90,6 +90,11 @@ class StoredJob(JsonObject):
     tenant: str = DEFAULT_TENANT
     shares_searches: bool = False
     """its tenant shares searches with other tenants"""
+
+    @property
+    def owner(self) -> str:
+        """As `place_owner`."""
+        return place_owner(self.tenant, self.token)
 
     @property
     def pool(self) -> str:

@@ -39,7 +39,7 @@ def admit(
 def test_a_token_passes_with_its_scope_and_quotas(authenticator: Authenticator, store: Store) -> None:
     made = store.tokens.create("ci", Scope.SUBMIT, time.time() + 60, Quotas(open_jobs=3))
     assert admit(authenticator, made, Scope.SUBMIT) == Caller(
-        made.token_id, Scope.SUBMIT, Quotas(open_jobs=3), Priority.NORMAL
+        made.token_id, Scope.SUBMIT, Quotas(open_jobs=3), Priority.NORMAL, token_name="ci"
     )
     with pytest.raises(ScopeMissing, match=rf"token {made.token_id} \(ci\) has the scope submit, .* needs operate"):
         admit(authenticator, made, Scope.OPERATE)

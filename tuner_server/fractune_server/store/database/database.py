@@ -336,7 +336,7 @@ class Database:
             )
 
     def of(self, sight: Sight) -> Database:
-        """The same database, of which nothing but what `sight` says can be read or written."""
+        """The same database, in which the sight limits what can be read and written."""
         seen = copy.copy(self)
         seen.sight = sight
         return seen

@@ -28,7 +28,7 @@ class StoredTenant:
 
 
 def tenant_of(connection: Connection, name: str) -> StoredTenant:
-    """A tenant that nobody has created has no limits."""
+    """A tenant that was never created has no limits."""
     row = connection.execute(select(tenants).where(tenants.c.name == name)).mappings().first()
     return StoredTenant(name) if row is None else _from_row(row)
 
@@ -65,7 +65,7 @@ class TenantStore(Repository):
             return tenant_of(connection, name)
 
     def check(self, name: str) -> None:
-        """Raises NotFound for a tenant that nobody has created."""
+        """Raises NotFound for a tenant that was never created."""
         if name != DEFAULT_TENANT and name not in {each.name for each in self.all()}:
             raise NotFound(f"no tenant '{name}'; create it by `fractune admin tenant create`")
 
