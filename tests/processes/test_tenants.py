@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
+import json
 import re
 import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +34,7 @@ from fractune_server.access.authenticator import SCOPES
 from fractune_server.admin import create_tenant, create_token, revoke_token
 from tests.processes.test_access import Place, client_credentials, metrics_answer, running_place
 from tests.support.measured_pairs import measured_pair, runtime_time
+from tests.support.processes.cli_process import error_line, run_fractune
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.server_process import Client, as_call, model_bytes
@@ -307,6 +310,32 @@ def test_tenants_that_consent_share_times_and_schedules_and_no_names(two: Two) -
         assert owner not in text
         assert "delta" not in text
     assert first.result.bundle != second.result.bundle
+
+
+def test_the_command_line_manages_tenants_of_a_running_server(two: Two, tmp_path: Path) -> None:
+    state, out = ("--state", str(two.place.state)), tmp_path / "ci.token"
+    limits = ("--jobs", "1", "--trials-a-day", "20", "--bytes", "1G", "--share-seconds-a-day", "60")
+    assert run_fractune("admin", "tenant", "create", "zeta", *limits, "--weight", "2", *state).returncode == 0
+    create = ("admin", "token", "create", "ci", "--scope", "submit", "--out", str(out), *state)
+    assert error_line(run_fractune(*create, "--tenant", "eta")).startswith("fractune: no tenant 'eta'; create it by")
+    assert run_fractune(*create, "--tenant", "zeta").returncode == 0
+    token = TokenText.parse(out.read_text().strip())
+    assert token is not None
+    with client_of(two.place, token) as client:
+        model = client.upload(model_bytes((f"conv_{uuid.uuid4().hex[:6]}", 1)))
+        client.finish(client.create(model, trials=4).name)
+        assert run_fractune("admin", "tenant", "set", "zeta", "--trials-a-day", "10", *state).returncode == 0
+        with pytest.raises(grpc.RpcError, match=r"tenant zeta has 6 of 10 in 24 hours left; .* frees up in 2[34] h"):
+            client.create(model, more=7)
+    listed = [
+        json.loads(line) for line in run_fractune("admin", "tenant", "list", "--json", *state).stdout.splitlines()
+    ]
+    (found,) = (each for each in listed if each["tenant"] == "zeta")
+    assert found["quotas"] | {"open_jobs": 1, "trials_a_day": 10, "stored_bytes": 1 << 30} == found["quotas"]
+    assert found["used"]["trials_a_day"] == 4
+    assert found["used"]["share_seconds_a_day"] > 0
+    refused = run_fractune("admin", "tenant", "remove", "zeta", *state)
+    assert "tenant 'zeta' has 1 valid tokens, 1 jobs, 1 models" in error_line(refused)
 
 
 OWN = {"fractune_build", "fractune_jobs", "fractune_records", "fractune_tenant_used", "fractune_tenant_limit"}

@@ -109,4 +109,4 @@ def test_the_models_of_a_token_stay_within_its_quota(place: Place) -> None:
         assert f"token {made.token_id} has 4000 of 10000 left" in said
         client.models.UploadModel(parts(b"g" * 4000))
     (listed,) = (each for each in list_tokens(place.state, None) if each["token"] == made.token_id)
-    assert listed["used"] == {"open_jobs": 0, "trials_a_day": 0, "stored_bytes": 10_000}
+    assert listed["used"] == {"open_jobs": 0, "trials_a_day": 0, "stored_bytes": 10_000, "share_seconds_a_day": 0}

@@ -17,7 +17,7 @@ from fractune.local.programs import server_admin
 from fractune.local.state import default_state_dir
 from fractune.text.rendering import Column, Table
 from fractune.text.text import parse_bytes, parse_lifetime_s
-from fractune_core.access.tokens import Quotas, Scope
+from fractune_core.access.tokens import Quotas, Reach, Scope
 from fractune_core.errors import StateUnusable
 from fractune_core.jobs import Priority
 from fractune_core.names import DEFAULT_TENANT
@@ -66,20 +66,13 @@ def create(
     lifetime_s = None if expires is None else parse_lifetime_s("--expires", expires)
     most_bytes = None if stored_bytes is None else parse_bytes("--stored-bytes", stored_bytes)
     quotas = Quotas(open_jobs, trials_a_day, most_bytes, share_seconds_a_day)
+    reach = Reach(tenant, all_tenants)
     address = address_of(state, database, database_password_file)
     # The file first: a token without an owner must not be left in the database.
     descriptor = _new_file(out)
     try:
         made = server_admin(address).create_token(
-            state or default_state_dir(),
-            address,
-            name,
-            scope,
-            lifetime_s,
-            quotas,
-            max_priority,
-            tenant,
-            all_tenants=all_tenants,
+            state or default_state_dir(), address, name, scope, lifetime_s, quotas, max_priority, reach
         )
         with os.fdopen(descriptor, "w") as file:
             file.write(made.text + "\n")
