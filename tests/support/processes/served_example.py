@@ -105,7 +105,7 @@ def serving(
     environment, command = COMMANDS[name]
     python = server_environment(environment, wheel).python
     port, other = _free_port(), _free_port()
-    own = {"BUNDLE": str(bundle), "PORT": str(port), "METRICS_PORT": str(other), "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    own = {"BUNDLE": str(bundle), "PORT": str(port), "METRICS_PORT": str(other)}
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     args = [str(python), *command.format(port=port, other=other).split()]
     with log.open("wb") as out:
