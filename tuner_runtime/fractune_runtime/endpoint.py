@@ -159,9 +159,11 @@ class Endpoint:
         if error is not None:
             answer.set_exception(error)
             return
-        for watch in self._watchers:
-            watch(self._runs.bucket(inputs), perf_counter() - began)
-        answer.set_result({spec.name: array for spec, array in zip(self.outputs, running.result(), strict=True)})
+        try:
+            for watch in self._watchers:
+                watch(self._runs.bucket(inputs), perf_counter() - began)
+        finally:
+            answer.set_result({spec.name: array for spec, array in zip(self.outputs, running.result(), strict=True)})
 
 
 TYPES = {

@@ -75,6 +75,12 @@ def test_it_ends_when_all_that_it_took_is_answered(small: Small) -> None:
         endpoint.submit(inputs)
 
 
+def test_a_request_is_answered_though_a_watcher_fails(small: Small) -> None:
+    with Endpoint(small.bundle) as endpoint:
+        endpoint.watch(lambda *_: 1 / 0)
+        assert endpoint.submit(load(small.bundle).random_inputs()).result(60)
+
+
 def test_more_than_may_wait_is_refused(batches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_run = threading.Event()
     with Endpoint(batches, most_waiting=2) as endpoint:
