@@ -147,10 +147,31 @@ def _tiles(kernel: _Kernel, tiling: Tiling) -> list[list[int]]:
         if axis is not None:
             inner[axis] = (factors[0], factors[1])
     spatial = [[extent // prod(inner[axis]), 1, *inner[axis]] for axis, extent in enumerate(kernel.spatial)]
-    if kernel.kind == MATMUL:  # the loop over columns runs inside the one over blocks
-        outer, between, *rest = spatial[kernel.axes[2]]
-        spatial[kernel.axes[2]] = [between, outer, *rest]
+    inner_axis = _inner_axis(kernel)
+    if inner_axis is not None:
+        outer, between, *rest = spatial[inner_axis]
+        spatial[inner_axis] = [between, outer, *rest]
     return spatial + [[extent // part, part] for extent, part in zip(kernel.reduction, tiling.reduction, strict=True)]
+
+
+_STAYS_BYTES, _LEAVES_BYTES = 1 << 18, 1 << 20
+"""the most of weights that stay in a second cache, and the least of an image that does not"""
+
+
+def _inner_axis(kernel: _Kernel) -> int | None:
+    """The axis with the loop over tiles that runs inside those over other tiles.
+
+    Of a product it is that of columns: a tile's weights stay in the second cache. Of a convolution it is that of blocks
+    if all weights stay there and the image does not. Then the image is read once, not once for each tile of blocks.
+    """
+    if kernel.kind == MATMUL:
+        return kernel.axes[2]
+    blocks, rows, columns = kernel.axes
+    depth, vector_bytes = prod(kernel.reduction), kernel.spatial[-1] * _FLOAT_BYTES
+    channels = depth // prod(kernel.reduction[1:3])
+    pixels = kernel.spatial[columns] * (1 if rows is None else kernel.spatial[rows])
+    image_bytes, weights_bytes = pixels * channels * _FLOAT_BYTES, depth * kernel.spatial[blocks] * vector_bytes
+    return blocks if kernel.kind == CONV and weights_bytes <= _STAYS_BYTES and image_bytes > _LEAVES_BYTES else None
 
 
 def _reuses(sketch: Sketch) -> bool:

@@ -157,3 +157,13 @@ def test_a_reduction_over_blocks_of_half_a_vector_is_one_of_vectors() -> None:
     search = OperatorSearch(workload, target, seed=1, threads=1)
     first = next(first_candidates(workload, search.spaces, search.postprocs, vector_unit(target)))
     assert len(re.findall(r"T\.vectorized\((?:T\.int64\()?8", first.mod.script())) >= 2
+
+
+@pytest.mark.parametrize(("side", "once"), [(100, True), (40, False)])
+def test_an_image_beyond_the_second_cache_is_read_once_for_all_blocks(side: int, *, once: bool) -> None:
+    mod = prepare(network([(1, 64, side, side)], lambda net, x: net.emit(op.nn.relu(net.conv(x, 64, 1)))), TARGET)
+    workload = read_workload(next(each for each in extract(mod, TARGET) if "conv2d" in each.name).workload_json)
+    search = OperatorSearch(workload, TARGET, seed=1, threads=1)
+    first = next(first_candidates(workload, search.spaces, search.postprocs, vector_unit(TARGET)))
+    _, (_, blocks), *_ = first.trace.as_json()[1]
+    assert (int(blocks[1]) > 1) == once
