@@ -114,8 +114,6 @@ def lists(names: Names) -> Iterable[pb.ListRecordsRequest]:
         pb.RecordFilter(model=names.sha256),
         pb.RecordFilter(operator=names.operator),
         pb.RecordFilter(operator=names.workload),
-        pb.RecordFilter(namespace="alpha/"),
-        pb.RecordFilter(namespace="*/"),
     ):
         yield pb.ListRecordsRequest(filter=chosen)
         yield pb.ListRecordsRequest(filter=chosen, fastest_first=True)
@@ -312,6 +310,27 @@ def test_tenants_that_consent_share_times_and_schedules_and_no_names(two: Two) -
     assert first.result.bundle != second.result.bundle
 
 
+@pytest.mark.parametrize("namespace", ["alpha/", "*/", "alpha/x", "/"])
+def test_no_namespace_is_the_pool_of_another_tenant(two: Two, namespace: str) -> None:
+    """The default tenant's pools have the names of its namespaces."""
+    token = create_token(two.place.state, None, "x", Scope.OPERATE, None, Quotas())
+    with client_of(two.place, token) as client:
+        model = client.upload(two.names.payload, "own.onnx")
+        chosen = pb.RecordFilter(namespace=namespace)
+        for ask in (
+            lambda: client.log.MatchModel(pb.MatchModelRequest(model=model, share="cpu:1", namespace=namespace)),
+            lambda: client.log.TabulateModel(
+                pb.TabulateModelRequest(model=model, shares=["cpu:1"], namespace=namespace)
+            ),
+            lambda: client.create(model, trials=1, namespace=namespace),
+            lambda: client.log.ListRecords(pb.ListRecordsRequest(filter=chosen)),
+            lambda: list(client.log.ExportRecords(pb.ExportRecordsRequest(filter=chosen))),
+            lambda: client.log.PruneRecords(pb.PruneRecordsRequest(filter=chosen)),
+        ):
+            with pytest.raises(grpc.RpcError, match="namespace '"):
+                ask()
+
+
 def test_the_command_line_manages_tenants_of_a_running_server(two: Two, tmp_path: Path) -> None:
     state, out = ("--state", str(two.place.state)), tmp_path / "ci.token"
     limits = ("--jobs", "1", "--trials-a-day", "20", "--bytes", "1G", "--share-seconds-a-day", "60")
@@ -342,7 +361,7 @@ OWN = {"fractune_build", "fractune_jobs", "fractune_records", "fractune_tenant_u
 """metrics that a tenant sees, of itself; fractune_build says which version serves"""
 OF_FLEET = re.compile(
     r"fractune_(healthy|jobs|records|build|workers|work_\w+|batches_remeasured|fault_epochs|results_unreadable"
-    r"|recorder_lag_seconds|engine_turn_seconds)|grpc_server_\w+|process_\w+"
+    r"|recorder_lag_seconds|engine_turn_seconds|audit_failures)|grpc_server_\w+|process_\w+"
 )
 """those of who sees all tenants. A new metric goes to one of both"""
 

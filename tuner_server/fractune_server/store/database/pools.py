@@ -6,13 +6,19 @@ workers know a namespace alone: so nothing behind the server has to know about t
 
 from __future__ import annotations
 
+from fractune_core.errors import BadRequest, shortened
 from fractune_core.names import DEFAULT_TENANT
 
+_SHOWN = 80
+"""characters of a wrong namespace in a message"""
 SHARED = "*/"
 """the common pool; no tenant has this name, and no namespace has this character"""
 
 
 def pool_of(tenant: str, namespace: str, *, shares_searches: bool) -> str:
+    """Raises BadRequest for a namespace with the character that sets tenants apart: it would be another's pool."""
+    if "/" in namespace:
+        raise BadRequest(f"namespace '{shortened(namespace, _SHOWN)}': write letters, digits, '.', '_' and '-'")
     if shares_searches and not namespace:
         return SHARED
     return namespace if tenant == DEFAULT_TENANT else f"{tenant}/{namespace}"
