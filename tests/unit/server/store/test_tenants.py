@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from fractune_server.store.models import StoredModel
 from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, View
 from fractune_server.store.stored_job import StoredJob
+from tests.support.paths import REPOSITORY
 from tests.support.samples import validation
 from tests.support.store_contract import KEY, OnSqlite, StoreContract, job, trial
 
@@ -48,6 +50,13 @@ def measured(store: Store, made: StoredJob, trace: str) -> None:
     }
     records_ = [trial(trace, 1, 1.0), validation(trace, 1, 1.0)]
     store.log.add([replace(each, record_id=f"{made.id} {each.record_id}", **named) for each in records_])
+
+
+@pytest.mark.parametrize("room", ["services", "selection"])
+def test_what_answers_calls_cannot_reach_what_is_not_of_its_caller(room: str) -> None:
+    for path in (REPOSITORY / "tuner_server" / "fractune_server" / room).glob("*.py"):
+        names = {getattr(node, field, "") for node in ast.walk(ast.parse(path.read_text())) for field in ("id", "name")}
+        assert not names & {"ServerContext", "BlobStore", "Store", "ALL_TENANTS", "Sight"}, path
 
 
 class TenantsContract(StoreContract):
