@@ -41,7 +41,7 @@ demo: setup
 # something else. tests/support/order.py says in which order the files run.
 SIDE_BY_SIDE := -n $(shell expr $$(nproc) + 2) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 MEASURING := -n 2 --dist loadfile --no-loadscope-reorder
-MEASURE := tests/integration tests/processes
+MEASURE := tests/integration tests/unit/workers/measuring
 
 # Both halves run, so that a failure of the first does not hide those of the second.
 test: setup
