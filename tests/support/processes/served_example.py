@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -123,7 +124,7 @@ def serving(
         yield server
     finally:
         server.close()
-        if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):  # LitServe's worker outlives the program that began it
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
