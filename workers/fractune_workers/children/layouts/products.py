@@ -11,7 +11,7 @@ from tvm import relax
 from fractune_core.implementations import DIRECT, INT8, INT16
 from fractune_workers.children.layouts import elementwise
 from fractune_workers.children.layouts.kernels import direct
-from fractune_workers.children.layouts.kernels.blocks import Blocks, Bounds, pack
+from fractune_workers.children.layouts.kernels.blocks import Blocks, Bounds, block_count, pack
 from fractune_workers.children.layouts.kernels.direct import Window, pack_groups
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
 from fractune_workers.children.layouts.kernels.integers import INTEGERS, IntegerProduct
@@ -301,7 +301,8 @@ def _sums(planner: Planner, rows: Rows, columns: Columns) -> Any:
 
 
 def _packed_columns(numbers: Array, lanes: int) -> Array:
-    """(K, N) -> (N/b, K, b), a view where N is a multiple of b."""
+    """(K, N) -> (N/b, K, b), a view where N fills all blocks."""
     depth, columns = numbers.shape
-    whole = np.pad(numbers, ((0, 0), (0, -columns % lanes))) if columns % lanes else numbers
+    missing = block_count(columns, lanes) * lanes - columns
+    whole = np.pad(numbers, ((0, 0), (0, missing))) if missing else numbers
     return whole.reshape(depth, -1, lanes).transpose(1, 0, 2)

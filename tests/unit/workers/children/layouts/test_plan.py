@@ -292,7 +292,7 @@ def test_a_squeezed_image_stays_in_blocks() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (6, 5), (2, 3, 8)])
-@pytest.mark.parametrize("columns", [8, 10])
+@pytest.mark.parametrize("columns", [8, 10, 66])
 def test_products_with_a_constant_compute_in_blocks(shape: tuple[int, ...], columns: int) -> None:
     def body(net: Network, x: Any) -> Any:
         product = net.emit(op.matmul(x, net.weight(shape[-1], columns)))
