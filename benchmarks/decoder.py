@@ -156,21 +156,24 @@ def _at(
                 print(f"  {way} is skipped: {first_line(error)}", flush=True)
         differs = _differences(children, case.prompts[0])
         for count in case.prompts:
-            secs: dict[str, list[dict[str, float]]] = {way: [] for way in children}
-            for turn in range(rounds):
-                for way in list(children)[:: 1 if turn % 2 else -1]:
-                    secs[way].append(children[way].call("prefill", _TIMEOUT_S, count=count))
+            secs = _turns(children, rounds, "prefill", count=count)
             yield _row(share, case, f"prompt {count}", secs, clock, skipped, differs)
         for length in case.lengths:
-            secs = {way: [] for way in children}
-            for child in children.values():
-                child.call("steps", _TIMEOUT_S, at=length, count=2)
-            for turn in range(rounds):
-                for way in list(children)[:: 1 if turn % 2 else -1]:
-                    secs[way] += children[way].call("steps", _TIMEOUT_S, at=length, count=_STEPS)
+            secs = _turns(children, rounds, "steps", at=length, count=_STEPS)
             row = _row(share, case, f"step at {length}", secs, clock, skipped, differs)
             read_bytes = case.sizes.weight_bytes + case.sizes.cache_bytes(length)
             yield {**row, "gb_per_s": gb_per_s, "part_of_roof": read_bytes / row["secs"][OURS] / 1e9 / gb_per_s}
+
+
+def _turns(children: Mapping[str, Child], rounds: int, call: str, **sizes: int) -> dict[str, list[dict[str, float]]]:
+    """Seconds of each runtime, which take turns; the first calls, which allocate memory, do not count."""
+    secs: dict[str, list[dict[str, float]]] = {way: [] for way in children}
+    for child in children.values():
+        child.call(call, _TIMEOUT_S, **sizes)
+    for turn in range(rounds):
+        for way in list(children)[:: 1 if turn % 2 else -1]:
+            secs[way] += children[way].call(call, _TIMEOUT_S, **sizes)
+    return secs
 
 
 class _MissingError(Exception):

@@ -41,9 +41,9 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     def ids(count: int) -> Any:
         return np.random.default_rng(0).integers(1, sizes.vocabulary - 1, count)
 
-    def prefill(count: int) -> dict[str, float]:
+    def prefill(count: int) -> list[dict[str, float]]:
         """Seconds of one prompt."""
-        return _timed(lambda: runtime.prefill(ids(count)))
+        return [_timed(lambda: runtime.prefill(ids(count)))]
 
     def steps(at: int, count: int) -> list[dict[str, float]]:
         """Seconds of steps, each with `at` tokens in the cache."""
