@@ -11,6 +11,8 @@ from pathlib import Path
 MORE_TASKS = 4096
 """processes and threads that may be added to the user's present ones: the kernel counts them by user, and other
 processes of the user grow too"""
+OPEN_FILES = 1024
+"""each may be a socket, with memory of the kernel that no other limit counts"""
 _MET = 0.5
 """of the memory limit: if this part was in use at a death, memory counts as its cause. The limit is on addresses, and a
 process uses only a part of them"""
@@ -18,7 +20,7 @@ process uses only a part of them"""
 
 def limit_process(memory_bytes: int | None, reserved_bytes: int = 0, file_bytes: int | None = None) -> None:
     """Limit this process and its children: memory to `memory_bytes`, the size of a file to `file_bytes` (None = as
-    memory), the number of tasks, and no core dump.
+    memory), the number of tasks and of open files, and no core dump.
 
     `reserved_bytes`: addresses that the process may have beside its memory. Then private memory has a limit of its own.
     """
@@ -29,6 +31,7 @@ def limit_process(memory_bytes: int | None, reserved_bytes: int = 0, file_bytes:
     if (most_bytes := file_bytes or memory_bytes) is not None:
         _lower(resource.RLIMIT_FSIZE, most_bytes)
     _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_NOFILE, OPEN_FILES)
     _lower(resource.RLIMIT_NPROC, _tasks_of(os.getuid()) + MORE_TASKS)
 
 

@@ -184,6 +184,8 @@ class MeasurementSession:
             self._confinement.leave()  # else a daemon that it started would stay
             raise
         self._tenant: str | None = None
+        self._ran_in = 0
+        """the last child that ran code of a tenant"""
         self._verified = 0
         self._prepared: tuple[int, ArtifactBatch | None] = (0, None)
         self._last_anchor = (0.0, 0, 0.0)
@@ -253,6 +255,11 @@ class MeasurementSession:
             return ratio
         return self.anchor()
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the present child has run no code of a tenant yet, which may make up all that it says then."""
+        return self._ran_in != self.generation
+
     def roof(self) -> Roof | None:
         """The roof that this session's child measures now, on a GPU the launch floor; None after a failure."""
         try:
@@ -298,7 +305,12 @@ class MeasurementSession:
 
         `alone`: while nothing else runs on the device, as far as faults spread there. Raises one of CHILD_ERRORS.
         """
-        return self._guard.run(map(artifact_name, codes), self._preparation(batch), run, alone=alone)
+
+        def noted() -> _T:
+            self._ran_in = self.generation if codes else self._ran_in
+            return run()
+
+        return self._guard.run(map(artifact_name, codes), self._preparation(batch), noted, alone=alone)
 
     def call(self, method: str, timeout_s: float, **payload: Any) -> Any:
         """Call the child, within `run`. Raises TimeOver."""

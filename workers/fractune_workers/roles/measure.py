@@ -31,6 +31,7 @@ from fractune_core.fleet.messages import (
 from fractune_core.fleet.redis_names import SERVER_STREAM, artifact_blob, bundle_blob, measure_queue
 from fractune_core.fleet.worker_entries import FAULT_EPOCHS, REMEASURED
 from fractune_core.implementations import DIRECT, implementation_of
+from fractune_core.names import DEFAULT_TENANT
 from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_workers.context import ResultTransaction, WorkerContext
@@ -136,7 +137,8 @@ class Measurer(Role):
         else:
             measure = partial(self._session.trials, batch, self._best_s.get(own, math.inf))
         with self._slot(alone=is_validation) as slot:
-            roof = self._higher_roof()
+            # All tenants see it, so no process of another tenant than the default one may make it up.
+            roof = self._higher_roof() if work.tenant == DEFAULT_TENANT or self._session.is_fresh else None
             outcomes, conditions = measure_stable(self._session, self._clocks, measure)
         self._context.counts.add(REMEASURED, str(self._share), conditions.attempts - 1)
         if outcomes and work.purpose is Kind.TRIAL:

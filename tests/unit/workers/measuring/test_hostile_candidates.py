@@ -82,11 +82,14 @@ def test_no_candidate_writes_into_its_own_folder(session: MeasurementSession, fo
 
 def test_no_process_serves_two_tenants(session: MeasurementSession) -> None:
     first, pids = session.generation, []
+    session.timed(ArtifactBatch(ARGUMENTS, 0, {"honest": honest()}), ONCE)
+    assert not session.is_fresh
     for tenant in ("team-a", "team-a", "team-b"):
         session.serve(tenant)
         assert session.is_prepared(None), "the share of the next one is verified before it is wanted"
         pids.append(session.generation)
     assert pids == [first, first, first + 1]
+    assert session.is_fresh
 
 
 def test_the_attacks_are_ones(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

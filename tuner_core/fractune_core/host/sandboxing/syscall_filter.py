@@ -41,6 +41,7 @@ _OWN, _ONE_PROCESS = 0, 0
 _ONE_PROCESS_IO = 1
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 _FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
+_SET_DEATH_SIGNAL = 1
 _SAME_HOST = 1
 """AF_UNIX"""
 _NEW_THREAD = 0x10000
@@ -248,6 +249,7 @@ def _conditional(groups: Collection[str]) -> _When:
         to_others = ((_is_not(_low(0), os.getpid()),),)
         found |= {
             "clone": ((56, 220), (_NAMESPACES, (_lacks(_low(0), _NEW_THREAD),))),
+            "prctl": ((157, 167), ((_is(_low(0), _SET_DEATH_SIGNAL),),)),  # it dies with its parent
             # Landlock refuses signals only from Linux 6.12 on.
             "kill": ((62, 129), to_others),
             "tgkill": ((234, 131), to_others),
