@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import tvm
-from tvm import te
+from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from benchmarks.support.machine import arguments, write_result
@@ -29,8 +29,10 @@ from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 SHARES = ("cpu:1", "cpu:2")
 SIZES = {"add 16": 16, "add 64 Ki": 1 << 16, "add 4 Mi": 1 << 22}
 PRODUCT = 256
+CALLS = 1000
+"""of the kernel in one operator: the filter looks at each. A parallel loop makes a few when it wakes its threads."""
 POLICY = TimingPolicy("sandbox", warmups=1, repeats=3, min_repeat_ms=10)
-PAIRS, ROUNDS = 9, 7
+PAIRS, ROUNDS = 7, 5
 """Two processes of one kind differ too, by where their memory lies: so there are several pairs, each with rounds."""
 
 
@@ -75,6 +77,9 @@ def _batches(cores: int) -> dict[str, ArtifactBatch]:
         x = te.placeholder((size,), name="x")
         y = te.compute((size,), partial(_one_more, x), name="y")
         found[name] = _batch([x, y], target, [[size]] * 2)
+    x = te.placeholder((CALLS,), name="x")
+    y = te.compute((CALLS,), partial(_asked, x), name="y")
+    found[f"{CALLS} calls"] = _batch([x, y], target, [[CALLS]] * 2)
     left, right = (te.placeholder((PRODUCT, PRODUCT), name=name) for name in ("left", "right"))
     k = te.reduce_axis((0, PRODUCT), name="k")
     product = te.compute((PRODUCT, PRODUCT), lambda i, j: te.sum(left[i, k] * right[k, j], axis=k), name="y")
@@ -84,6 +89,10 @@ def _batches(cores: int) -> dict[str, ArtifactBatch]:
 
 def _one_more(x: Any, i: Any) -> Any:
     return x[i] + 1.0
+
+
+def _asked(x: Any, i: Any) -> Any:
+    return x[i] + tirx.call_extern("int32", "getppid").astype("float32")
 
 
 def _batch(tensors: list[Any], target: Any, shapes: list[list[int]]) -> ArtifactBatch:

@@ -59,6 +59,7 @@ def attacks(secret: Path, folder: Path, victim: int) -> Mapping[str, Any]:
         "file": _call("open", made, write, 0o600, dtype="int32"),
         "link": _call("symlink", str(secret), str(folder / "link"), dtype="int32"),
         "folder": _call("mkdir", str(folder / "folder"), 0o700, dtype="int32"),
+        "outliving": _call("prctl", 1, 0, 0, 0, 0, dtype="int32"),
         "group": _call("setsid", dtype="int32"),
         "limit": _call("truncate", str(secret), 0, dtype="int32"),
     }

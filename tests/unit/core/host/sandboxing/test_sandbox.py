@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fractune_core.host import limits
 from fractune_core.host.machine import usable_memory_bytes
 
 _IMPORTS = """
@@ -76,6 +77,22 @@ print(made)
 """
     )
     assert made < 400
+
+
+def test_open_files_are_limited() -> None:
+    """Each may be a socket, with memory of the kernel."""
+    opened = """
+sandbox.Sandbox(1 << 30).enter()
+import socket
+pairs = []
+try:
+    while len(pairs) < 5000:
+        pairs.append(socket.socketpair())
+except OSError:
+    pass
+print(len(pairs))
+"""
+    assert said(opened) < limits.OPEN_FILES
 
 
 def test_memory_is_hidden_from_the_same_user() -> None:
