@@ -1,5 +1,5 @@
 """No check of IRModules and schedules, in every Python process that finds this folder on its path, and half a minute
-for the comparison of a bundle in place of ten.
+for what compares or times a bundle, in place of ten and of 45.
 
 What must hold without that check is tried so: Python imports a module of this name when it starts.
 """
@@ -20,5 +20,6 @@ for name in ("refuse_foreign_code", "refuse_foreign_graph", "refuse_foreign_step
 
 if "worker" in sys.orig_argv:
     from fractune_workers import checker
+    from fractune_workers.measuring import session
 
-    checker._TIMEOUT_S = 30.0
+    checker._TIMEOUT_S = session._MODEL_TIMEOUT_S = 30.0
