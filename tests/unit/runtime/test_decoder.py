@@ -80,7 +80,7 @@ def test_the_page_on_small_language_models(
     decoder: tuple[Path, fractune.JoinedBundle], monkeypatch: pytest.MonkeyPatch, pair: Pair
 ) -> None:
     page = (REPOSITORY / "docs/running.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page.partition("## A small language model")[2], re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", page.partition("## A small language model")[2], re.DOTALL)
     monkeypatch.chdir(decoder[1].path.parent)
     names = {"prompt": PROMPT}
     exec(code, names)  # noqa: S102  the page's own
