@@ -20,7 +20,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,6 @@ class CpuRoof:
     """The roof of the cores that this process is confined to."""
 
     def __init__(self, target: Any, processor: Processor) -> None:
-        self._target = target
         self._processor = processor
         self._cores = len(os.sched_getaffinity(0))
         self._unit = vector_unit(target)
@@ -126,6 +125,14 @@ class CpuRoof:
         self._fma_s = _FIRST_FMA_S
         self._triads_left = _TRIADS
         self._best = Roof(0.0, 0.0, last_cache_bytes() or _STREAM_BYTES)
+        # Built at once: a process that measures candidates may write no file.
+        lanes = self._unit.lanes
+        triad = _triad(self._cores, _SLICE_BYTES // (_FLOAT32_BYTES * lanes), lanes)
+        fma = _fma(self._cores, self._chains, lanes, self._steps)
+        kernels = load_objects([build_object(tvm.IRModule({"fma": fma, "triad": triad}), target)])
+        self._triad: Callable[..., object] = kernels["triad"]
+        arguments = map(processor.tensor, (_halves(lanes), _halves(self._cores, self._chains, lanes)))
+        self._run_fma = partial(kernels["fma"], *arguments)
 
     def measure(self) -> Roof:
         """The best of all measurements so far. The first takes half a second. The next two take 0.1 s with
@@ -148,22 +155,6 @@ class CpuRoof:
         tensor = self._processor.tensor
         triad_s = _fastest_s([partial(self._triad, tensor(halves), tensor(halves)) for _ in range(pairs)], _TRIAD_S)
         return 3 * self._cores * _SLICE_BYTES / triad_s / 1e9
-
-    @cached_property
-    def _triad(self) -> Callable[..., object]:
-        lanes = self._unit.lanes
-        return self._built("triad", _triad(self._cores, _SLICE_BYTES // (_FLOAT32_BYTES * lanes), lanes))
-
-    @cached_property
-    def _run_fma(self) -> Callable[[], object]:
-        lanes = self._unit.lanes
-        kernel = self._built("fma", _fma(self._cores, self._chains, lanes, self._steps))
-        arguments = map(self._processor.tensor, (_halves(lanes), _halves(self._cores, self._chains, lanes)))
-        return partial(kernel, *arguments)
-
-    def _built(self, name: str, function: Any) -> Callable[..., object]:
-        kernel: Callable[..., object] = load_objects([build_object(tvm.IRModule({name: function}), self._target)])[name]
-        return kernel
 
 
 def _fastest_s(runs: Sequence[Callable[[], object]], within_s: float) -> float:
