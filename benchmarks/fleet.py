@@ -114,7 +114,7 @@ async def run(gpus: int, secs: float, speed: float) -> dict[str, Any]:
         finally:
             await fleet.stop()
             compiler.stop()
-    return {**_figures(before, after), "fed": _rate(before, after) / full_rate(gpus, speed), "work": dict(done)}
+    return {**figures_of(before, after), "fed": _rate(before, after) / full_rate(gpus, speed), "work": dict(done)}
 
 
 def full_rate(gpus: int, speed: float) -> float:
@@ -122,7 +122,7 @@ def full_rate(gpus: int, speed: float) -> float:
     return float(gpus * speed * CPU_BATCH / statistics.mean(simulated_workers.SECS["measure"]))
 
 
-def _figures(before: Figures, after: Figures) -> dict[str, Any]:
+def figures_of(before: Figures, after: Figures) -> dict[str, Any]:
     records = max(1.0, after.records - before.records)
     spent = {name: after.cpu_s[name] - before.cpu_s[name] for name in after.cpu_s}
     return {
