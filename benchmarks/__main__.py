@@ -11,8 +11,8 @@ import sys
 BENCHMARKS = (
     *("walks", "plan", "queue_cost", "call_cost", "denormals", "load", "overhead", "match", "rerank", "fused", "pairs"),
     *("cpu_limits", "under_limit", "fit_trials", "concurrent_jobs", "simulated_gpu", "search_cost", "sandbox_cost"),
-    *("service_load", "dashboard_pages", "fleet", "tenants", "warm_start", "k_shares", "memory", "share_matrix", "vs_stock"),
-    *("parts", "cold_weights", "kernels", "operands", "lengths", "compete", "decoder"),
+    *("service_load", "dashboard_pages", "fleet", "tenants", "warm_start", "k_shares", "memory", "share_matrix"),
+    *("vs_stock", "parts", "cold_weights", "kernels", "operands", "lengths", "compete", "decoder"),
     *("servers", "onnx_operators", "operator_forms", "zoo"),
 )
 """modules of this package; the longest come last"""

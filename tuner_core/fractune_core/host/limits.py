@@ -19,8 +19,8 @@ process uses only a part of them"""
 
 
 def limit_process(memory_bytes: int | None, reserved_bytes: int = 0, file_bytes: int | None = None) -> None:
-    """Limit this process and its children: memory to `memory_bytes`, the size of a file to `file_bytes` (None = as
-    memory), the number of tasks and of open files, and no core dump.
+    """Limit this process and its children: memory to `memory_bytes`, and a file to `file_bytes` (None = as memory). The
+    number of tasks and of open files is limited too, and a core dump is not written.
 
     `reserved_bytes`: addresses that the process may have beside its memory. Then private memory has a limit of its own.
     """
