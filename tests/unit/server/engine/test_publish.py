@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -177,17 +178,21 @@ def test_the_engine_waits_for_one_of_the_bundles_that_wait_for_their_writer(monk
         wait_until(lambda job=job: ended(phase, job))
 
 
-def test_redis_returns_a_bundle_for_the_first_share_alone(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redis_returns_a_bundle_for_the_first_share_alone(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept = tmp_path / "bundle"
+    kept.write_bytes(b"the bundle")
     with redis.Redis.from_url(redis_url) as connection:
         connection.flushall()
-        files = SimpleNamespace(bundle=lambda _bundle: [b"the bundle"])
+        files = SimpleNamespace(bundle_path=lambda _bundle: kept)
         context: Any = SimpleNamespace(redis=connection, secret=SECRET, files=files)
         rounds: Any = SimpleNamespace(goes_first=lambda _job: False)
         phase, job = PublishPhase(context, WorkQueues(connection, SECRET), rounds, CompileTurns()), a_job()
         job.stored.granted = {"cpu:1": granted(1), "cpu:2": granted(2)}
         job.enter(JobState.TIMING)
-        read = Mock(wraps=blobs.get_blob)
-        monkeypatch.setattr(blobs, "get_blob", read)
+        read = Mock(wraps=blobs.read_blob)
+        monkeypatch.setattr(blobs, "read_blob", read)
         phase.time(job)
         job.stored.timings["cpu:1"] = {"run_secs": {}, "others_cores": 0.0}
         phase.time(job)
@@ -203,15 +208,20 @@ def test_redis_returns_a_compiled_bundle_once(redis_url: str, monkeypatch: pytes
     with redis.Redis.from_url(redis_url) as connection:
         connection.flushall()
         held: dict[str, bytes] = {}
-        files = SimpleNamespace(has_bundle=held.__contains__, add_bundle=held.__setitem__, checked=lambda _: None)
+
+        def add_bundle(bundle: str, pieces: Iterable[bytes], count: Callable[[int], None]) -> None:
+            held[bundle] = b"".join(pieces)
+            count(len(held[bundle]))
+
+        files = SimpleNamespace(has_bundle=held.__contains__, add_bundle=add_bundle, checked=lambda _: None)
         store = SimpleNamespace(tokens=SimpleNamespace(add_bundle=lambda *_: None))
         context: Any = SimpleNamespace(redis=connection, secret=SECRET, files=files, store=store)
         rounds: Any = SimpleNamespace(goes_first=lambda _job: False)
         phase, job = PublishPhase(context, WorkQueues(connection, SECRET), rounds, CompileTurns()), a_job()
         job.stored.granted = {"cpu:1": granted(1)}
         blobs.put_signed_blob(connection, SECRET, bundle_blob("c" * 32), b"the bundle")
-        read = Mock(wraps=blobs.get_blob)
-        monkeypatch.setattr(blobs, "get_blob", read)
+        read = Mock(wraps=blobs.read_blob)
+        monkeypatch.setattr(blobs, "read_blob", read)
         phase.take_compiled(job, Compiled(job=job.id, bundle="c" * 32))
         phase.time(job)
         assert held == {"c" * 32: b"the bundle"}
