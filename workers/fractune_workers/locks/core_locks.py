@@ -3,8 +3,10 @@
 One lock file for each core of the host. Search and builds hold their cores' locks shared, a measurement on the CPU
 holds its own exclusively, and those of other CPUs of the same physical cores. A turnstile lets a waiting measurement in
 before later work. Work in progress sees that the turnstile is taken, stops its process and releases its cores until the
-measurement is over. A measurement on a GPU (`gpu_slots`) holds the cores that launch its kernels shared, as builds do:
-builds go on beside it, and no CPU measurement runs on those cores. The kernel frees the locks of a process that dies.
+measurement is over. Then it keeps them for a part of its wait: it would never end where the measurements of several
+stacks follow each other. A measurement on a GPU (`gpu_slots`) holds the cores that launch its kernels shared, as builds
+do: builds go on beside it, and no CPU measurement runs on those cores. The kernel frees the locks of a process that
+dies.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from fractune_workers.locks.gpu_slots import Claim, GpuSlots, MeasurementSlot
 
 _WAIT_NOTED_S = 4.0
 """a shorter wait for cores is usual"""
+_KEPT_PART, _MOST_KEPT_S = 0.25, 2.0
+"""how long work keeps its cores from measurements: a part of the time that it has waited for them, with a limit"""
 _log = logging.getLogger(__name__)
 
 
@@ -162,13 +166,17 @@ class PreemptibleHold:
         self._locks = core_locks
         self._held = held
         self._cores = cores
+        self._kept_until_s = 0.0
 
     def take(self) -> None:
+        began_s = time.monotonic()
         self._locks.take(self._held, self._cores, shared=True)
+        now_s = time.monotonic()
+        self._kept_until_s = now_s + min(_KEPT_PART * (now_s - began_s), _MOST_KEPT_S)
 
     def is_wanted(self) -> bool:
-        """Whether a measurement waits for cores."""
-        return self._locks.is_measurement_waiting()
+        """Whether a measurement waits for cores that are not kept from it."""
+        return time.monotonic() >= self._kept_until_s and self._locks.is_measurement_waiting()
 
     def yield_cores(self) -> None:
         """Give the cores up, and return once they are held again. The caller computes nothing in between."""

@@ -116,6 +116,30 @@ def test_work_yields_its_cores_to_a_measurement_that_waits(tmp_path: Path) -> No
         assert not hold.is_wanted()
 
 
+@pytest.mark.parametrize(("most_s", "is_kept"), [(60.0, True), (0.01, False)])
+def test_work_keeps_its_cores_for_a_part_of_its_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_s: float, *, is_kept: bool
+) -> None:
+    """Else it would never end where measurements follow each other, as those of several stacks do."""
+    monkeypatch.setattr(core_locks, "_KEPT_PART", 1e6)
+    monkeypatch.setattr(core_locks, "_MOST_KEPT_S", most_s)
+    first = Holder("measuring", tmp_path, "0")
+    assert first.enter() == "in 0"
+    locks = CoreLocks(tmp_path, 8)
+    leaving = threading.Thread(target=first.leave)
+    leaving.start()
+    with locks.working([0]) as hold:
+        leaving.join()
+        second = Holder("measuring", tmp_path, "0")
+        wait_until(locks.is_measurement_waiting)
+        if is_kept:
+            assert not hold.is_wanted()
+        else:
+            wait_until(hold.is_wanted)
+    assert second.enter() == "in 0"
+    second.leave()
+
+
 _CLAIM = """
 import sys
 from pathlib import Path
