@@ -14,8 +14,9 @@ from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, retry_if_killed
 
 CHECKING_CHILD = "fractune_workers.children.checking.child"
-_TIMEOUT_S = 600.0
-"""the child ends its comparisons within 60 s, and the search for a wrong node within 150 s more, but for one run"""
+_TIMEOUT_S = 1800.0
+"""The child ends its comparisons within 60 s of CPU time, and the search for a wrong node within 150 s more, but for
+one run. It may share its cores"""
 
 
 def check_bundle(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -214,6 +216,17 @@ def test_no_run_begins_after_the_deadline(network: tuple[Path, Path], monkeypatc
     found = checked(*network)
     assert not found.sets
     assert "were over" in found.line
+
+
+def test_the_time_of_a_process_that_stands_still_does_not_count(
+    network: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A measurement stops this process, and on a busy machine it has a small part of a core."""
+    monkeypatch.setattr(time, "monotonic", itertools.count(step=100).__next__)
+    found = checked(*network)
+    assert "random" in found.sets
+    assert "untuned" in found.variants
+    assert not found.skipped
 
 
 def test_a_slow_untuned_variant_is_compared_on_the_first_inputs(
