@@ -199,19 +199,40 @@ def test_a_plan_is_made_by_the_form_without_a_script(browser: Browser) -> None:
         assert whole is not None
         assert [each["width"] for each in widths if each] == [pytest.approx(whole["width"] / 2, rel=0.02)] * 2
         table = page.get_by_role("region", name="Parts of devices").locator("tbody")
-        assert sorted(row.locator("td").nth(3).inner_text() for row in table.locator("tr").all()) == ["m", "n"]
+        assert sorted(row.locator("td").nth(2).inner_text() for row in table.locator("tr").all()) == ["m", "n"]
         assert page.get_by_role("region", name="Slow-downs of measured pairs").locator("tbody tr").count() == 2
 
 
-def test_a_phone_shows_a_page_without_scrolling_sideways(browser: Browser) -> None:
+@pytest.mark.parametrize("width", [360, 1100, 1600])
+def test_neither_a_page_nor_a_table_scrolls_sideways(browser: Browser, width: int) -> None:
+    wider = "[...document.querySelectorAll('.wide')].filter(each => each.scrollWidth > each.clientWidth + 1).length"
     with (
         full_server("a_long_name_" * 20) as server,
         serving_pages(server) as pages,
-        watched_page(browser, viewport={"width": 390, "height": 800}) as page,
+        watched_page(browser, viewport={"width": width, "height": 760}) as page,
     ):
         for path in PATHS:
             page.goto(f"http://127.0.0.1:{pages.port}/{path}")
-            assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+            assert page.evaluate(wider) == 0, path
+
+
+def test_the_first_screen_of_a_job_says_how_fast_it_is_and_where_the_time_goes(browser: Browser) -> None:
+    """Without scrolling, and the curves under it."""
+    with (
+        full_server() as server,
+        serving_pages(server) as pages,
+        watched_page(browser, viewport={"width": 1100, "height": 760}) as page,
+    ):
+        page.goto(f"http://127.0.0.1:{pages.port}/jobs/j1")
+        shown = [
+            page.get_by_text("least core time"),
+            page.get_by_role("region", name="How fast").locator("tr").last,
+            page.get_by_role("img", name="cpu:2: ").first,
+        ]
+        ends = [box["y"] + box["height"] for each in shown if (box := each.bounding_box())]
+        assert len(ends) == len(shown)
+        assert max(ends) < 760
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import secrets
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,10 +32,10 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from fractune.dashboard.following import Follower, JobTrials, Snapshot
+from fractune.dashboard.following import Follower, JobTrials, Snapshot, paced
 from fractune.dashboard.guard import Guard, GuardOptions, check_own_page
 from fractune.dashboard.views import fitting, job, log, model, overview, pairs, planning, shares
-from fractune.dashboard.views.page import Page, part_jobs, plain_moment
+from fractune.dashboard.views.page import Page, ago_from, part_jobs, plain_moment
 from fractune.features.client import Client
 from fractune.features.log.match import MatchResult
 from fractune.features.plan.of_jobs import JobDemand
@@ -210,6 +211,7 @@ class Site:
         return Starlette(
             routes=[
                 Route("/", self._view(self._overview)),
+                Route("/find", self._view(self._find)),
                 Route("/jobs/{id}", self._view(self._job)),
                 Route("/jobs/{id}/bundle", self._bundle),
                 Route("/jobs/{id}/cancel", self._cancel, methods=["POST"]),
@@ -254,7 +256,20 @@ class Site:
 
     async def _overview(self, request: Request) -> Page:
         del request
-        return overview.overview(await self._follower.now())
+        seen = await self._follower.now()
+        running = [await self._running(each) for each in overview.running_jobs(seen)[: overview.MOST_CARDS]]
+        return overview.overview(seen, running)
+
+    async def _running(self, listed: JobStatus) -> JobStatus:
+        """The job with its operators; as it is listed if it is gone meanwhile."""
+        try:
+            found = await self._status(listed.name)
+        except NotFound:
+            found = listed
+        return paced(found, (), self._follower.snapshot.jobs)
+
+    async def _find(self, request: Request) -> Page:
+        return overview.found(await self._follower.now(), request.query_params.get("q", ""))
 
     async def _shares(self, request: Request) -> Page:
         del request
@@ -271,10 +286,13 @@ class Site:
         name = Collection.JOBS.of(request.path_params["id"])
         found = await self._status(name)
         trials = await self._follower.answer(("trials", name), self._trials_of(name).update)
-        parts = part_jobs(found, self._follower.snapshot.jobs)
+        seen = self._follower.snapshot
+        found = paced(found, trials, seen.jobs)
+        parts = part_jobs(found, seen.jobs)
         timed = await self._runtimes(found.model)
         operator = request.query_params.get("operator", "")
-        return job.job(found, trials, operator, parts, timed, may_cancel=self._may_cancel)
+        missing = overview.missing_workers(found, seen)
+        return job.job(found, trials, operator, parts, timed, missing, may_cancel=self._may_cancel)
 
     async def _model(self, request: Request) -> Page:
         digest = request.path_params["id"]
@@ -373,6 +391,7 @@ class Site:
         given = {"page": page, "path": request.url.path, "here": own_address(request)}
         given["as_json"] = f"{request.url.path}?{urlencode([*request.query_params.multi_items(), ('as', 'json')])}"
         given |= {"lost": seen.lost, "taken_at": seen.taken_at, "key": self._key, "assets": self._assets}
+        given["ago"] = ago_from(time.time())
         return template.render(**given)
 
     async def _events(self, request: Request) -> Response:

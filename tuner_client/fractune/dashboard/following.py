@@ -9,14 +9,16 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from typing import Any, TypeVar
 
 from fractune.features.client import Client
-from fractune.server.job_status import Fleet, JobStatus, OfferedShare
+from fractune.server.job_status import Fleet, JobStatus, OfferedShare, Worker
+from fractune.server.pace import Pace
 from fractune_core.errors import FractuneError, ServerUnreachable
+from fractune_core.jobs import JobState
 from fractune_core.records import Kind, Status, TuningRecord
 
 MOST_TRIALS = 20_000
@@ -109,6 +111,20 @@ def operator_progress(job: JobStatus, trials: Sequence[Trial], share: str, workl
     return points
 
 
+def paced(job: JobStatus, trials: Sequence[Trial], jobs: Sequence[JobStatus]) -> JobStatus:
+    """With its pace: what its trials gained, and what each phase took in the newest job of the same model in `jobs`."""
+    past = (each for each in jobs if each.state is JobState.DONE and each.model == job.model and each.name != job.name)
+    past_s = next((each.progress.phases_s for each in past), {})
+    found = [(point, share) for share in job.tuned_at for point in model_progress(job, trials, share)]
+    sums: list[tuple[int, Mapping[str, float]]] = []
+    now: dict[str, float] = {}
+    for point, share in sorted(found, key=lambda each: each[0].after_s):
+        now = now | {share: point.best_s}
+        if len(now) == len(job.tuned_at):
+            sums.append((point.trials, now))
+    return replace(job, pace=Pace(past_s=past_s, sums=sums))
+
+
 def _at(trials: Sequence[Trial], share: str) -> Iterator[tuple[int, Trial]]:
     return enumerate((each for each in trials if each.share == share), 1)
 
@@ -118,10 +134,24 @@ PERIOD_S = 1.0
 _LOOKED_S = 5.0
 """without a tab that listens, a request keeps the reader awake for this long"""
 _JOBS = 100
+LOST_S = 900.0
+"""a worker that is no longer there is shown for this long"""
+RATES_S = 600.0
+"""the curve of trials a second shows so much of the past"""
 _MOST_KEPT = 128
 """answers, to be shown while the server is away"""
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class LostWorker:
+    """A worker that was there, and is no longer."""
+
+    worker: Worker
+    """as it was last seen"""
+    seen_at: float
+    """when, in seconds since 1970, UTC"""
 
 
 @dataclass(frozen=True)
@@ -135,8 +165,17 @@ class Snapshot:
     """the newest, without their operators"""
     fleet: Fleet = field(default_factory=Fleet)
     shares: tuple[OfferedShare, ...] = ()
+    lost_workers: tuple[LostWorker, ...] = ()
+    """of the last minutes, the newest first: as far as somebody looked meanwhile"""
+    rates: tuple[tuple[float, float], ...] = ()
+    """trials a second of all jobs by time, of the last minutes in which somebody looked"""
     lost: str = ""
     """why the server did not answer; empty if it did. The rest is then as it was"""
+
+    @property
+    def trials_per_s(self) -> float:
+        """Of all jobs that search."""
+        return sum(each.progress.trials_per_s for each in self.jobs if each.state is JobState.TUNING)
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -258,6 +297,17 @@ class Follower:
             jobs, fleet, shares = await asyncio.gather(
                 ask(self.client.jobs, limit=_JOBS), ask(self.client.fleet), ask(self.client.shares)
             )
-            return Snapshot(self.client.address, time.time(), tuple(jobs), fleet, tuple(shares))
+            found = Snapshot(self.client.address, time.time(), tuple(jobs), fleet, tuple(shares))
+            return _with_past(found, self.snapshot)
         except FractuneError as error:
             return replace(self.snapshot, lost=str(error))
+
+
+def _with_past(now: Snapshot, before: Snapshot) -> Snapshot:
+    """With what the snapshots before knew: workers that are gone, and rates."""
+    live = {each.name for each in now.fleet.workers}
+    gone = [LostWorker(each, before.taken_at) for each in before.fleet.workers if each.name not in live]
+    known = [each for each in before.lost_workers if each.worker.name not in live]
+    lost = [each for each in (*gone, *known) if now.taken_at - each.seen_at <= LOST_S]
+    rates = [each for each in before.rates if now.taken_at - each[0] <= RATES_S]
+    return replace(now, lost_workers=tuple(lost), rates=(*rates, (now.taken_at, now.trials_per_s)))

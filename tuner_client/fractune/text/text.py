@@ -80,6 +80,17 @@ def moment_text(secs: float) -> str:
     return datetime.fromtimestamp(secs, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def ago_text(secs: float, now: float) -> str:
+    """How long ago a time was, or how far it lies ahead, in its largest unit: `3 min ago`, `in 2 h`."""
+    span = abs(now - secs)
+    size, unit = next((each for each in _UNITS if span >= each[0]), (1, "s"))
+    text = f"{int(span / size)} {unit}"
+    return f"{text} ago" if secs <= now else f"in {text}"
+
+
 def spent_text(spent_s: Mapping[str, float]) -> str:
     """Seconds by name, without negligible ones: `starting 3.2 s, ingesting 9.1 s`."""
     return ", ".join(f"{name} {secs:.1f} s" for name, secs in spent_s.items() if secs >= _NOTICED_S)

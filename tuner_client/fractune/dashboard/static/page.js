@@ -21,12 +21,13 @@ function draw(figure) {
     stroke: lineColor(place),
     dash: DASHES[place % DASHES.length],
     width: 2,
-    paths: uPlot.paths.stepped({ align: 1 }),
+    paths: chart.isDots ? () => null : uPlot.paths.stepped({ align: 1 }),
+    points: chart.isDots ? { show: true, size: 5 } : {},
   }));
   const options = {
     width: Math.max(280, figure.clientWidth),
     height: 260,
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: chart.isLog ? { distr: 3, range: (_, least, most) => [least / 1.2, most * 1.2] } : {} },
     axes: [{ ...axis, label: chart.xLabel }, { ...axis, label: chart.yLabel }],
     series: [{ label: chart.xLabel }, ...series],
   };
@@ -34,10 +35,18 @@ function draw(figure) {
   new uPlot(options, [chart.x, ...chart.series.map((each) => each.values)], figure);
 }
 
+function ago(span) { // as the page itself says it
+  const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([size]) => Math.abs(span) >= size) || [1, "s"];
+  const text = `${Math.trunc(Math.abs(span) / size)} ${unit}`;
+  return span < 0 ? `in ${text}` : `${text} ago`;
+}
+
 function show() {
   document.querySelectorAll("time[datetime]").forEach((each) => {
     const seconds = Number(each.getAttribute("datetime"));
-    if (Number.isFinite(seconds)) each.textContent = new Date(1000 * seconds).toLocaleString();
+    if (!Number.isFinite(seconds)) return;
+    each.title = new Date(1000 * seconds).toLocaleString();
+    each.textContent = ago(Date.now() / 1000 - seconds);
   });
   document.querySelectorAll("figure.chart").forEach(draw);
 }
@@ -72,7 +81,14 @@ function failed() { // a browser connects again by itself, but not after an answ
   }
 }
 
+const opened = new Set();
+
+document.addEventListener("toggle", (event) => { // what the reader unfolded stays so when the page is shown anew
+  if (event.target.id) opened[event.target.open ? "add" : "delete"](event.target.id);
+}, true);
+
 function settle() {
+  opened.forEach((id) => { const found = document.getElementById(id); if (found) found.open = true; });
   show();
   follow();
 }

@@ -15,7 +15,7 @@ from fractune.dashboard.views.page import (
     Chart,
     Page,
     Series,
-    best_text,
+    Tile,
     block_of,
     failures_block,
     heat_block,
@@ -27,14 +27,23 @@ from fractune.dashboard.views.page import (
     moment,
     seconds_block,
 )
+from fractune.dashboard.views.parts import operator_blocks, time_bars
 from fractune.features.compete.logged import of_job, runtimes_table
+from fractune.features.tune.answer import answer_of, left_to_gain, runtime_name, search_text
 from fractune.features.tune.table import latency_table
-from fractune.features.tune.times_table import time_table
-from fractune.server.job_status import JobStatus
-from fractune.text.text import left_text, span_text, time_text
+from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
+from fractune.text.text import (
+    disturbed_notes,
+    estimate_text,
+    left_text,
+    marked_time,
+    ratio_text,
+    span_text,
+    time_text,
+)
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.errors import one_line
-from fractune_core.jobs import JobSpec, Priority
+from fractune_core.jobs import JobSpec, JobState, Priority
 
 _UNAVAILABLE = 503
 _MOST_POINTS = 400
@@ -51,11 +60,13 @@ def job(
     operator: str,
     parts: Sequence[JobStatus] = (),
     runtimes: Sequence[RuntimeTime] = (),
+    missing: Sequence[str] = (),
     *,
     may_cancel: bool,
 ) -> Page:
     """`operator` is a workload hash or a name, for its progress in place of the model's; empty for the model.
-    `parts` are the jobs with which the tuning went on; `runtimes` are times of the model.
+    `parts` are the jobs with which the tuning went on; `runtimes` are times of the model; `missing` are the
+    workers that it waits for.
     """
     named = next((each for each in found.operators if operator in (each.workload_hash, each.name)), None)
     of = "the model's operators together" if named is None else one_line(named.name)
@@ -76,26 +87,138 @@ def job(
             "progress": {share: [vars(point) for point in points] for share, points in progress.items()},
             "progress_of": None if named is None else named.workload_hash,
             "matrix": heat_data(found) if found.results else None,
+            "answer": _answer(found, timed) or None,
         },
-        facts=_facts(found),
-        charts=_charts(progress, of, timed if named is None else ()),
+        lead=_answer(found, timed),
+        warnings=missing,
+        tiles=_tiles(found, timed),
+        first=[each for each in (_speeds(found, timed), time_bars(found)) if each is not None],
+        charts=_charts(found, progress, of, named),
         blocks=(
             *([jobs_block("Jobs of its parts, which went on", list(parts), "")] if parts else []),
-            *(
-                [block_of(latency_table(found), "Latency of the whole model"), heat_block(found)]
-                if found.results
-                else []
-            ),
-            *([block_of(runtimes_table(timed))] if timed else []),
-            *([block_of(time_table(found), "Where the time goes")] if found.tuned_results else []),
-            _operators(found),
+            *([heat_block(found)] if found.results else []),
+            *operator_blocks(found),
+            failures_block("Failed measurements", found.progress.failures),
+            *([block_of(latency_table(found), "Latency of the whole model", is_folded=True)] if found.results else []),
+            *([block_of(runtimes_table(timed), is_folded=True)] if timed else []),
             _numbers(progress, of, has_all=len(trials) < MOST_TRIALS),
             seconds_block("Phases", "phase", found.progress.phases_s),
-            failures_block("Failed measurements", found.progress.failures),
+            Block("The job", (("fact", False), ("value", False)), _facts(found), is_folded=True),
         ),
         actions=(("Cancel this job", f"{job_path(found.name)}/cancel"),) if may_cancel and not has_ended else (),
         links=_links(found),
     )
+
+
+def _answer(found: JobStatus, timed: Sequence[RuntimeTime]) -> str:
+    """What `fractune tune` says at the end: by times of this job's bundle alone, not of an older one."""
+    if not found.results:
+        return ""
+    return answer_of(found, [each for each in timed if each.measured_at >= found.created_at]).line
+
+
+def _tiles(found: JobStatus, timed: Sequence[RuntimeTime]) -> list[Tile]:
+    """State, the fastest share, the share that costs least, and what is left to gain."""
+    done, left = found.progress, found.time_left
+    part = 100 * min(1.0, done.candidates_had / done.trials_planned) if done.trials_planned else None
+    ended = found.state in ENDED
+    spent = f"{'took' if ended else 'for'} {span_text(found.wall_s or done.elapsed_s)}"
+    notes = [spent] if left is None else [left_text(left.secs, is_least=left.is_least), spent]
+    state = Tile(
+        "state",
+        Cell(found.state.value),
+        (*notes, f"{found.trials_text}, {done.trials_per_s:.1f} a second"),
+        None if ended else part,
+        is_bad=found.state is JobState.FAILED,
+    )
+    return [state, *_best_tiles(found, timed), _gain_tile(found)]
+
+
+def _best_tiles(found: JobStatus, timed: Sequence[RuntimeTime]) -> list[Tile]:
+    known = [each for each in found.results if each.tuned_s > 0]
+    if not known:
+        sums = found.operators_s
+        notes = tuple(f"{time_text(secs)} at {share}" for share, secs in sums.items())
+        return [Tile("all operators so far", Cell(notes[0] if notes else "not yet"), notes[1:])]
+    fastest = min(known, key=lambda each: each.tuned_s)
+    cheapest = min(known, key=_cost_s)
+    unit = cheapest.granted.unit
+    of_fastest = [f"{each} at {fastest.share}" for each in _over(fastest, timed)]
+    cost = f"{fastest.share}: {time_text(_cost_s(fastest))}" if fastest is not cheapest else "the fastest too"
+    return [
+        Tile(
+            "fastest",
+            Cell(f"{marked_time(fastest.tuned_s, at_most=fastest.is_disturbed)} at {fastest.share}"),
+            tuple(of_fastest),
+        ),
+        Tile(f"least {unit} time", Cell(f"{time_text(_cost_s(cheapest))} at {cheapest.share}"), (cost,)),
+    ]
+
+
+def _cost_s(result: ShareResult) -> float:
+    """Seconds of its units that one inference takes."""
+    granted = result.granted
+    return result.tuned_s * (granted.limit.quota_m / 1000 if granted.limit else granted.units)
+
+
+def _over(result: ShareResult, timed: Sequence[RuntimeTime]) -> list[str]:
+    beside = [
+        f"{each.loop_ratio.median:.2f} of {runtime_name(each.runtime)}'s time"
+        for each in timed
+        if each.share == result.share
+    ]
+    return [*beside, f"{ratio_text(result.untuned_s, result.tuned_s)} as fast as untuned"]
+
+
+def _gain_tile(found: JobStatus) -> Tile:
+    left, said = left_to_gain(found), search_text(found)
+    value = "not known" if left is None else f"{100 * max(left, 0.0):.0f} % at most"
+    return Tile(
+        "left to gain in operators",
+        Cell(value),
+        (said,) if said else ("a search must be followed to know",) if left is None else (),
+    )
+
+
+def _speeds(found: JobStatus, timed: Sequence[RuntimeTime]) -> Block | None:
+    """One inference at each share, beside everything else that was timed there; None before there are results."""
+    if not found.results:
+        return None
+    runtimes = list(dict.fromkeys(each.runtime for each in timed))
+    unit = found.results[0].granted.unit
+    columns = (
+        *(("share", False), ("one inference", True), (f"{unit} time", True), ("untuned", True)),
+        *((column, True) for name in runtimes for column in (runtime_name(name), "ours over it")),
+    )
+    known = [each for each in found.results if each.tuned_s > 0]
+    longest, least_s = (f((each.tuned_s for each in known), default=0.0) for f in (max, min))
+    least_cost_s = min(map(_cost_s, known), default=0.0)
+    rows = tuple(
+        (
+            Cell(each.share),
+            Cell(
+                marked_time(each.tuned_s, at_most=each.is_disturbed),
+                bar=100 * each.tuned_s / longest if longest else None,
+                level=0 if each.tuned_s == least_s else -1,
+            ),
+            Cell(time_text(_cost_s(each)), level=0 if _cost_s(each) == least_cost_s else -1),
+            Cell(marked_time(each.untuned_s, at_most=each.is_untuned_at_most)),
+            *(cell for name in runtimes for cell in _beside(found, each, name, timed)),
+        )
+        for each in found.results
+    )
+    notes = [f"{unit} time: {unit}s of the share x time, what one inference costs; blue: the least"]
+    if any(each.measured_at < found.created_at for each in timed):
+        notes.append("[earlier]: timed beside the bundle of an earlier job")
+    return Block("How fast", columns, rows, (*notes, *disturbed_notes(found.results)))
+
+
+def _beside(found: JobStatus, result: ShareResult, runtime: str, timed: Sequence[RuntimeTime]) -> tuple[Cell, Cell]:
+    each = next((one for one in timed if (one.share, one.runtime) == (result.share, runtime)), None)
+    if each is None:
+        return Cell("-"), Cell("-")
+    when = " [earlier]" if each.measured_at < found.created_at else ""
+    return Cell(time_text(each.loop_s)), Cell(estimate_text(each.loop_ratio) + when)
 
 
 def command_of(found: JobStatus) -> str:
@@ -131,24 +254,18 @@ def _options(spec: JobSpec) -> Iterator[tuple[str, str]]:
             yield option, str(value)
 
 
-def _facts(found: JobStatus) -> list[tuple[str, Cell]]:
-    done = found.progress
-    left = found.time_left
-    left_now = "" if left is None else f", {left_text(left.secs, is_least=left.is_least)}"
+def _facts(found: JobStatus) -> tuple[tuple[Cell, Cell], ...]:
     facts = [
-        ("state", Cell(found.state.value + left_now)),
+        ("state", Cell(found.state.value)),
         ("model", Cell(one_line(found.model_name), model_path(found.model))),
         ("shares", Cell(", ".join(found.shares))),
-        ("trials", Cell(f"{found.trials_text}, {done.trials_per_s:.1f} a second")),
-        ("time", Cell(span_text(found.wall_s or done.elapsed_s))),
+        ("trials", Cell(found.trials_text)),
         ("created", moment(found.created_at)),
         ("again", Cell(command_of(found))),
         ("not in the command", Cell(_NOT_KNOWN)),
     ]
-    if found.message:
-        facts.append((found.error or "message", Cell(one_line(found.message))))
     facts += [("note", Cell(one_line(note))) for note in found.notes]
-    return facts
+    return tuple((Cell(name), value) for name, value in facts)
 
 
 def _links(found: JobStatus) -> list[tuple[str, str]]:
@@ -158,24 +275,35 @@ def _links(found: JobStatus) -> list[tuple[str, str]]:
     return [*bundle, log, compare]
 
 
-def _charts(progress: Mapping[str, Sequence[Point]], of: str, runtimes: Sequence[RuntimeTime]) -> list[Chart]:
-    """Over trials and over time: a step for each new best, and a level line for the whole model in each runtime."""
+def _charts(
+    found: JobStatus, progress: Mapping[str, Sequence[Point]], of: str, named: OperatorStatus | None
+) -> list[Chart]:
+    """Over trials and over time, from untuned on: a step for each new best. They are sums of operators, so the whole
+    model in another runtime does not stand beside them.
+    """
     if not any(progress.values()):
         return []
+    operators = [each for each in found.operators if each.selected and each.weight] if named is None else [named]
+    steps = {share: [*_untuned(operators, share, named), *points] for share, points in progress.items()}
     ways = (("trials at the share", "trials"), ("seconds since the job was created", "after_s"))
-    return [_chart(progress, runtimes, f"best so far of {of}", label, name) for label, name in ways]
+    return [_chart(steps, f"best so far of {of}, from untuned", label, name) for label, name in ways]
 
 
-def _chart(
-    progress: Mapping[str, Sequence[Point]], runtimes: Sequence[RuntimeTime], title: str, label: str, name: str
-) -> Chart:
+def _untuned(operators: Sequence[OperatorStatus], share: str, named: OperatorStatus | None) -> list[Point]:
+    """The first point: without tuning. None where an operator's untuned time is not known."""
+    if not operators or any(share not in each.untuned_s for each in operators):
+        return []
+    whole_s = sum((1 if named else each.weight) * each.untuned_s[share] for each in operators)
+    return [Point(0, 0.0, whole_s)]
+
+
+def _chart(progress: Mapping[str, Sequence[Point]], title: str, label: str, name: str) -> Chart:
     x = sorted({float(getattr(point, name)) for points in progress.values() for point in points})
     series = [
         Series(share, _steps(x, [(float(getattr(point, name)), 1e3 * point.best_s) for point in points]))
         for share, points in progress.items()
     ]
-    levels = [Series(f"{each.share}, {each.runtime}", [1e3 * each.loop_s for _ in x]) for each in runtimes]
-    return Chart(title, label, "ms", x, [*series, *levels])
+    return Chart(title, label, "ms", x, series, is_log=True)
 
 
 def _steps(x: Sequence[float], points: Sequence[tuple[float, float]]) -> list[float | None]:
@@ -204,35 +332,9 @@ def _numbers(progress: Mapping[str, Sequence[Point]], of: str, *, has_all: bool)
     notes = [] if len(newest) <= _MOST_POINTS else [f"the newest {_MOST_POINTS} of {len(newest)}"]
     notes += [] if has_all else [f"of the newest {MOST_TRIALS:,} trials; the job's older ones are not read"]
     shown = tuple(row for _, row in newest[:_MOST_POINTS])
-    return Block(f"Best so far of {of}", columns, shown, tuple(notes), "not every operator has a time yet")
-
-
-def _operators(found: JobStatus) -> Block:
-    shares = found.tuned_at
-    columns = (
-        *(("operator", False), ("weight", True), ("trials", True)),
-        *((f"best {share}", True) for share in shares),
-        *((f"untuned {share}", True) for share in shares),
-        ("implementation", False),
+    return Block(
+        f"Best so far of {of}", columns, shown, tuple(notes), "not every operator has a time yet", is_folded=True
     )
-    rows = []
-    for each in sorted(found.operators, key=lambda one: -_heaviest(one.best_s, one.weight)):
-        ways = dict.fromkeys(each.implementations.get(share, "") or "direct" for share in each.implementations)
-        rows.append(
-            (
-                Cell(one_line(each.name), f"{job_path(found.name)}?operator={quote(each.workload_hash, safe='')}"),
-                Cell(str(each.weight)),
-                Cell(str(each.trials) if each.selected else "left out"),
-                *(Cell(best_text(each.best_s, share)) for share in shares),
-                *(Cell(best_text(each.untuned_s, share)) for share in shares),
-                Cell(", ".join(ways) or "-"),
-            )
-        )
-    return Block("Operators", columns, tuple(rows), empty="the model is not split yet")
-
-
-def _heaviest(best_s: Mapping[str, float], weight: int) -> float:
-    return weight * max(best_s.values(), default=0.0)
 
 
 def failed_page(title: str, message: str, status: int, name: str) -> Page:

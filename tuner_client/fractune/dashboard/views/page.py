@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +15,7 @@ from fractune.features.matrix.table import cell_text, cross_text, table_json
 from fractune.features.parts.cutting import is_part_of
 from fractune.server.job_status import JobStatus
 from fractune.text.rendering import Table
-from fractune.text.text import moment_text, span_text, time_text
+from fractune.text.text import ago_text, moment_text, span_text, time_text
 from fractune_core.errors import one_line
 from fractune_core.files.buckets import shape_text
 from fractune_core.jobs import JobState
@@ -35,6 +36,25 @@ class Cell:
     """the time that `text` says in UTC, in seconds since 1970; None for any other cell"""
     is_code: bool = False
     """shown with its spaces and line breaks"""
+    bar: float | None = None
+    """length of a bar below the text, in percent"""
+    colour: int | None = None
+    """of a dot before the text, as of a `Piece`"""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One fact that a reader looks for first."""
+
+    name: str
+    value: Cell
+    notes: tuple[str, ...] = ()
+    progress: float | None = None
+    """of work, in percent"""
+    line: tuple[tuple[float, float], ...] = ()
+    """of a small curve: places from 0 to 100, the vertical one from above"""
+    is_bad: bool = False
+    """whether somebody should act"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +68,26 @@ class Block:
     notes: tuple[str, ...] = ()
     empty: str = "nothing yet"
     """shown in place of a table without rows"""
+    aside: frozenset[int] = frozenset()
+    """places of the columns that each row shows behind "more" """
+    is_folded: bool = False
+    """whether only the heading is shown at first"""
+
+    @property
+    def shown(self) -> list[int]:
+        """Places of the other columns."""
+        return [place for place in range(len(self.columns)) if place not in self.aside]
+
+    @property
+    def size(self) -> str:
+        """How wide the table is at least: its rows are stacked in a narrower place."""
+        return next(name for name, most in _SIZES if len(self.shown) <= most)
+
+
+_SIZES = (("small", 4), ("middle", 7), ("large", 10), ("huge", math.inf))
+"""classes of tables with so many columns at most"""
+_MOST_COLUMNS = 7
+"""with more, those that a narrow terminal leaves out first are put behind "more" """
 
 
 @dataclass(frozen=True)
@@ -65,12 +105,18 @@ class Chart:
     y_label: str
     x: list[float]
     series: list[Series]
+    is_log: bool = False
+    """whether equal factors are equally far apart"""
+    is_dots: bool = False
+    """whether the values are single ones, without a line between them"""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "title": self.title,
             "xLabel": self.x_label,
             "yLabel": self.y_label,
+            "isLog": self.is_log,
+            "isDots": self.is_dots,
             "x": self.x,
             "series": [{"label": each.label, "values": each.values} for each in self.series],
         }
@@ -105,6 +151,8 @@ class Piece:
     colour: int
     """from 0 to 5"""
     lines: Sequence[str]
+    title: str = ""
+    """shown under a pointer; empty for the lines"""
 
 
 @dataclass(frozen=True)
@@ -119,6 +167,10 @@ class Bars:
 
     title: str
     bars: Sequence[Bar]
+    legend: Sequence[tuple[int, str]] = ()
+    """colours and what they mean"""
+    is_thin: bool = False
+    """whether each piece has one line of text"""
 
 
 @dataclass(frozen=True)
@@ -145,6 +197,15 @@ class Page:
     title: str
     data: Mapping[str, Any]
     """the same facts for programs"""
+    lead: str = ""
+    """the answer, in one line"""
+    warnings: Sequence[str] = ()
+    """what keeps work from going on"""
+    tiles: Sequence[Tile] = ()
+    cards: Sequence[Tile] = ()
+    """the same of things in progress, which need more room"""
+    first: Sequence[Block | Bars] = ()
+    """side by side where there is room, before everything else"""
     facts: Sequence[tuple[str, Cell]] = ()
     """single facts by name, above the tables"""
     blocks: Sequence[Block] = ()
@@ -167,14 +228,18 @@ class Page:
         return [(name, list(fields)) for name, fields in groupby(self.form, key=lambda each: each.group)]
 
 
-def block_of(table: Table, heading: str = "", empty: str = "nothing yet") -> Block:
+def block_of(table: Table, heading: str = "", empty: str = "nothing yet", *, is_folded: bool = False) -> Block:
     """A block with the cells of a table."""
+    order = sorted(range(len(table.columns)), key=lambda place: -table.columns[place].dispensable)
+    aside = [place for place in order[: max(0, len(order) - _MOST_COLUMNS)] if table.columns[place].dispensable]
     return Block(
         heading or table.title,
         tuple((column.heading, column.numbers) for column in table.columns),
         tuple(tuple(map(Cell, row)) for row in table.cells),
         table.notes,
         empty,
+        frozenset(aside),
+        is_folded,
     )
 
 
@@ -313,6 +378,11 @@ def moment(secs: float, link: str = "") -> Cell:
     return Cell(text, link, at=None if text == _NO_TIME else secs)
 
 
+def ago_from(now: float) -> Callable[[float], str]:
+    """How a page says a time: how long ago it was."""
+    return partial(ago_text, now=now)
+
+
 def plain_moment(secs: float) -> str:
     """The time in UTC. `-` for 0, and for a number outside the calendar: an imported record may have any number."""
     try:
@@ -324,12 +394,13 @@ def plain_moment(secs: float) -> str:
 def failures_block(heading: str, failures: Mapping[str, float]) -> Block:
     """A row for each cause of `failures`, the number of failed measurements by cause."""
     rows = tuple((Cell(cause), Cell(f"{count:g}")) for cause, count in failures.items())
-    return Block(heading, (("cause", False), ("number", True)), rows, empty="none failed")
+    columns = (("cause", False), ("number", True))
+    return Block(heading, columns, rows, empty="none failed", is_folded=not rows)
 
 
 def seconds_block(heading: str, name: str, spans_s: Mapping[str, float]) -> Block:
     rows = tuple((Cell(each), Cell(span_text(secs))) for each, secs in spans_s.items())
-    return Block(heading, ((name, False), ("time", True)), rows)
+    return Block(heading, ((name, False), ("time", True)), rows, is_folded=True)
 
 
 def best_text(times: Mapping[str, float], share: str) -> str:

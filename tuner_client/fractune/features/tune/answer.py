@@ -45,6 +45,11 @@ _WELL_USED = 0.75
 _NAMES = {ONNX_RUNTIME: "ONNX Runtime", "openvino": "OpenVINO"}
 
 
+def runtime_name(name: str) -> str:
+    """As its makers write it."""
+    return _NAMES.get(name, name)
+
+
 @dataclass(frozen=True)
 class Row:
     """The bundle at one share, for inputs of one shape."""
@@ -213,7 +218,7 @@ def search_text(job: JobStatus) -> str:
     """Whether more trials would pay, by the last ones of this job and by the limits of the processor. Empty if the job
     was not followed from its search on.
     """
-    left, gained = _left_to_gain(job), job.pace.gained(job.progress.candidates_had)
+    left, gained = left_to_gain(job), job.pace.gained(job.progress.candidates_had)
     if left is not None and left < _CLOSE:
         return f"more trials are not worth it: the operators are within {left * 100:.0f} % of what the processor allows"
     if not job.progress.candidates_had:
@@ -225,7 +230,7 @@ def search_text(job: JobStatus) -> str:
     return f"{verdict}: the last {last} gained {percent_text(part)}"
 
 
-def _left_to_gain(job: JobStatus) -> float | None:
+def left_to_gain(job: JobStatus) -> float | None:
     """The part of the operators' time above the limits of the processor, at the share with most of it. None if too few
     of these limits are known.
     """
@@ -244,13 +249,13 @@ def _above_roof(job: JobStatus, result: ShareResult) -> float | None:
 
 
 def _ratio_text(row: Row, ratio: Estimate, of: str) -> str:
-    slower = f" ({_NAMES[ONNX_RUNTIME]} is faster there)" if row.fastest("loop") == ONNX_RUNTIME else ""
+    slower = f" ({runtime_name(ONNX_RUNTIME)} is faster there)" if row.fastest("loop") == ONNX_RUNTIME else ""
     return f"{estimate_text(ratio)}{of} at {row.share}{slower}"
 
 
 def _runtime_columns(name: str) -> tuple[Column, ...]:
     return (
-        Column(_NAMES.get(name, name), numbers=True),
+        Column(runtime_name(name), numbers=True),
         Column("bundle over it", numbers=True),
         Column("paced", numbers=True, dispensable=1),
     )

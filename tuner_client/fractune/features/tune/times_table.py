@@ -81,6 +81,40 @@ def operators_s(job: JobStatus, share: str) -> float:
     return sum(each.weight * each.best_s.get(share, 0.0) for each in job.operators if each.selected)
 
 
+REST = "rest of the model"
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """What a part of a model's latency at one share is spent on."""
+
+    name: str
+    part: float
+    """of the model's latency"""
+    secs: float
+    workload_hash: str = ""
+    """of an operator; empty for any other call"""
+
+
+def model_parts(job: JobStatus, result: ShareResult) -> list[ModelPart]:
+    """Operators, other calls by name and the rest, the heaviest first: inside the model where that is known."""
+    timed = {
+        each.workload_hash: (each.name, time)
+        for each in job.operators
+        if each.selected and each.weight and (time := operator_time(each, result, job.roofs.get(result.share)))
+    }
+    found = [
+        ModelPart(name, time.model_part, time.secs if time.inside_s is None else time.inside_s, key)
+        for key, (name, time) in timed.items()
+    ]
+    calls, whole_s = _calls_s(result, timed), result.inside.whole_s if result.inside else 0.0
+    found += [ModelPart(name, secs / whole_s, secs) for name, secs in calls.items()]
+    rest_s = 0.0 if whole_s else result.tuned_s - operators_s(job, result.share)
+    if found and rest_s > 0:
+        found.append(ModelPart(REST, rest_s / result.tuned_s, rest_s))
+    return sorted((each for each in found if each.part > 0), key=lambda each: -each.part)
+
+
 def time_table(job: JobStatus, most: int | None = None) -> Table:
     """Of a finished job: a row for each operator, the heaviest first, and one for what is left over.
 
@@ -102,7 +136,7 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
     cells += _other_calls(results, {key for key in found if any(found[key])})
     rests = [None if each.inside else each.tuned_s - operators_s(job, each.share) for each in results]
     if any(rest is not None for rest in rests):
-        cells.append(("rest of the model", "", "", *_joined(map(_rest_cells, rests, results), results)))
+        cells.append((REST, "", "", *_joined(map(_rest_cells, rests, results), results)))
     numbers = (Column("weight", numbers=True, dispensable=3), Column("trials", numbers=True, dispensable=4))
     return Table(
         title=f"{job.model_name}: where the time goes",
@@ -225,14 +259,7 @@ def _sum_cells(times: Sequence[OperatorTime]) -> tuple[str, ...]:
 
 def _other_calls(results: Sequence[ShareResult], operators: Collection[str]) -> list[tuple[str, ...]]:
     """Rows of all calls but those of the `operators`: those that take a part of the model by name, and the others."""
-    secs: list[dict[str, float]] = []
-    for inside in (each.inside for each in results):
-        named: dict[str, float] = {}
-        for call in inside.calls if inside else ():
-            if call.workload_hash not in operators:
-                name = call.name.removeprefix(MACHINE)
-                named[name] = named.get(name, 0.0) + call.secs
-        secs.append(named | {BETWEEN: inside.between_s} if inside and inside.whole_s else {})
+    secs = [_calls_s(each, operators) for each in results]
     wholes = [each.inside.whole_s if each.inside else 0.0 for each in results]
     parts = {
         name: max(found.get(name, 0.0) / whole for found, whole in zip(secs, wholes, strict=True) if whole)
@@ -253,6 +280,19 @@ def _other_calls(results: Sequence[ShareResult], operators: Collection[str]) -> 
         label = f"{(count := len(parts) - len(shown))} other call{'s' if count > 1 else ''}"
         rows.append((label, "", "", *_joined(map(_call_cells, others, results), results)))
     return rows
+
+
+def _calls_s(result: ShareResult, operators: Collection[str]) -> dict[str, float]:
+    """Seconds by name of the calls but those of the `operators`; empty if the times inside are not known."""
+    inside = result.inside
+    if inside is None or not inside.whole_s:
+        return {}
+    named: dict[str, float] = {}
+    for call in inside.calls:
+        if call.workload_hash not in operators:
+            name = call.name.removeprefix(MACHINE)
+            named[name] = named.get(name, 0.0) + call.secs
+    return named | {BETWEEN: inside.between_s}
 
 
 def _call_cells(secs: float | None, result: ShareResult) -> tuple[str, ...]:

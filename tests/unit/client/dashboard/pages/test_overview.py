@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from fractune.dashboard.following import Snapshot
 from fractune.dashboard.views import overview
 from fractune.dashboard.views.page import Page
+from fractune.server.job_status import JobStatus
 from fractune_core.codec.messages import timestamp
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.processes.scripted_server import ScriptedServer
@@ -58,9 +60,9 @@ def test_a_page_is_rendered_once_for_all_who_ask_until_the_server_is_read_again(
     asked: list[Snapshot] = []
     render = overview.overview
 
-    def counted(seen: Snapshot) -> Page:
+    def counted(seen: Snapshot, cards: Sequence[JobStatus]) -> Page:
         asked.append(seen)
-        return render(seen)
+        return render(seen, cards)
 
     monkeypatch.setattr(overview, "overview", counted)
     for _ in range(200):
