@@ -19,6 +19,8 @@ _STDERR = 2
 _AF_INET, _AF_UNIX, _STREAM = 2, 1, 1
 _SHARED_MEMORY = 0x21
 """MAP_SHARED and MAP_ANONYMOUS"""
+_SEIZE = 0x4206
+"""of ptrace; to attach would stop the process that tests"""
 _FAR = 1 << 33
 
 
@@ -42,6 +44,15 @@ def _shown(path: Path | str) -> Any:
     return _call("sendfile", _STDERR, _call("open", str(path), os.O_RDONLY, dtype="int32"), 0, 4096)
 
 
+def _forked() -> Any:
+    """A new process ends at once. If it went on, it would fork too, and so would its own: a sandbox that is broken
+    would take the machine down.
+    """
+    pid = tirx.Var("pid", "int32")
+    fork = _call("syscall", 57 if os.uname().machine == "x86_64" else 1079, dtype="int32")
+    return tirx.Let(pid, fork, tirx.if_then_else(tirx.EQ(pid, 0), _call("_exit", 0), _told("fork", pid)))
+
+
 def attacks(secret: Path, folder: Path, victim: int) -> Mapping[str, Any]:
     """Expressions by name: what each does to the file `secret`, the `folder`, and the process `victim`, which is its
     supervisor's.
@@ -50,11 +61,10 @@ def attacks(secret: Path, folder: Path, victim: int) -> Mapping[str, Any]:
     told: dict[str, Any] = {
         "socket": _call("socket", _AF_INET, _STREAM, 0, dtype="int32"),
         "unix-socket": _call("socket", _AF_UNIX, _STREAM, 0, dtype="int32"),
-        "fork": _call("syscall", 57 if os.uname().machine == "x86_64" else 1079, dtype="int32"),
         "memory-file": _call("memfd_create", "x", 0, dtype="int32"),
         "shared-memory": _call("mmap", 0, 1 << 46, 3, _SHARED_MEMORY, -1, 0),
         "signal": _call("kill", victim, 0, dtype="int32"),
-        "trace": _call("ptrace", 16, victim, 0, 0),
+        "trace": _call("ptrace", _SEIZE, victim, 0, 0),
         "memory-of-others": _call("process_vm_readv", victim, 0, 0, 0, 0, 0),
         "file": _call("open", made, write, 0o600, dtype="int32"),
         "link": _call("symlink", str(secret), str(folder / "link"), dtype="int32"),
@@ -65,6 +75,7 @@ def attacks(secret: Path, folder: Path, victim: int) -> Mapping[str, Any]:
     }
     return {
         **{name: _told(name, result) for name, result in told.items()},
+        "fork": _forked(),
         "secret": _shown(secret),
         "environment": _shown(f"/proc/{victim}/environ"),
         "shell": _call("system", f"echo {ESCAPED} shell >&2", dtype="int32"),

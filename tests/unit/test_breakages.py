@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
+import time
 from functools import cache
 from pathlib import Path
 
@@ -82,6 +83,11 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     (origin / "subject.py").write_text(SUBJECT)
     (origin / "test_subject.py").write_text(TEST)
     monkeypatch.setattr(trial, "REPOSITORY", origin)
+    try:
+        with trial._task_limit(30):
+            pass
+    except OSError as error:
+        pytest.skip(str(error))
     return Checkout(copy)
 
 
@@ -100,3 +106,14 @@ def test_what_becomes_of_a_broken_promise(
     broken = Breakage("it is right", "subject.py", "return True", after, test)
     assert checkout.try_broken(broken, limit_s=1 if verdict is Verdict.HUNG else 60).verdict is verdict
     assert (tmp_path / "copy" / "subject.py").read_text() == SUBJECT
+
+
+def test_a_test_starts_only_so_many_processes(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its broken sandbox may be what kept them few. The last ones would outlive the test by a minute."""
+    monkeypatch.setattr(trial, "_MOST_TASKS", 30)
+    starts = "import os, time; [os.fork() or (time.sleep(60), os._exit(0)) for _ in range(100)]"
+    broken = Breakage("it is right", "subject.py", "return True", starts, "test_subject.py::test_it")
+    began_s = time.monotonic()
+    outcome = checkout.try_broken(broken, limit_s=60)
+    assert (outcome.verdict, "Resource temporarily unavailable" in outcome.said) == (Verdict.CAUGHT, True)
+    assert time.monotonic() - began_s < 60

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -11,18 +12,23 @@ import sysconfig
 import time
 import venv
 import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import psutil
 
+from fractune_core.host.cgroups import cgroup_folders
+from fractune_core.host.limits import tasks_of
 from tests.support.breakages.table import Breakage
 from tests.support.paths import REPOSITORY
 
 _ROOTS = ("tuner_core", "tuner_server", "workers", "tuner_runtime", "tuner_client", ".")
 _LAST_WORDS_S = 30.0
 """after Ctrl-C a test may end what it has started"""
+_MOST_TASKS = 4096
+"""processes and threads of one test: without the sandbox that it breaks, it might start them without end"""
 
 
 class Verdict(StrEnum):
@@ -107,21 +113,58 @@ def _run_within(command: list[str | Path], folder: Path, limit_s: float) -> int 
     quiet = subprocess.DEVNULL
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     before = set(psutil.Process().children(recursive=True))
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdin=quiet, stdout=quiet, stderr=quiet)
+    with _task_limit(_MOST_TASKS) as enter:
+        files = {"stdin": quiet, "stdout": quiet, "stderr": quiet}
+        process = subprocess.Popen(command, cwd=folder, env=environment, preexec_fn=enter, **files)  # noqa: PLW1509
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # it may end what it has started
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LAST_WORDS_S)
+            return None
+        finally:
+            left = set(psutil.Process().children(recursive=True)) - before
+            for each in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            psutil.wait_procs(left)
+            process.wait()
+
+
+@contextlib.contextmanager
+def _task_limit(most: int) -> Iterator[Callable[[], object]]:
+    """The function that a new process calls to have at most `most` tasks with all that it starts. None is left then.
+
+    No limit of a process binds root, so root's is that of a cgroup. Raises OSError where root may make none.
+    """
+    if os.getuid():
+        own = (tasks_of(os.getuid()) + most,) * 2
+        yield lambda: resource.setrlimit(resource.RLIMIT_NPROC, own)
+        return
+    group = _new_group()
     try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)  # it may end what it has started
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LAST_WORDS_S)
-        return None
+        (group / "pids.max").write_text(f"{most}")
+        yield lambda: (group / "cgroup.procs").write_text("0")
     finally:
-        left = set(psutil.Process().children(recursive=True)) - before
-        for each in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-        psutil.wait_procs(left)
-        process.wait()
+        (group / "pids.max").write_text("0")
+        while pids := (group / "cgroup.procs").read_text().split():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+        group.rmdir()
+
+
+def _new_group() -> Path:
+    """A cgroup that counts tasks, in this process's or in the nearest one above where such may be made."""
+    for parent in cgroup_folders(controller="pids"):
+        group = parent / f"fractune-broken-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            if (group / "pids.max").exists():
+                return group
+            group.rmdir()
+    raise OSError("no cgroup can limit the processes of a test here; run this as another user than root")
 
 
 def _outcome(code: int | None, report: Path, secs: float) -> Outcome:

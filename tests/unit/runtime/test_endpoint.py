@@ -7,6 +7,7 @@ import json
 import runpy
 import sys
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,12 +105,48 @@ def test_more_than_may_wait_is_refused(batches: Path, monkeypatch: pytest.Monkey
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": ["a"]}]}, "not numbers"),
         ({"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": [1 << 70]}]}, "not numbers"),
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1]}]}, "has 1 numbers"),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [10**30, 0], "data": []}]}, "has 0 numbers"),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1] * 33, "data": [1]}]}, "'shape'"),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [None]}]}, "not numbers"),
+        ({"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [1.5]}]}, "not numbers"),
+        ({"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1], "data": [-1]}]}, "not numbers"),
+        ({"inputs": [{"name": "x", "datatype": "BOOL", "shape": [1], "data": ["no"]}]}, "not numbers"),
         ({"inputs": [{"name": "strange", "datatype": "FP32", "shape": [1], "data": [1]}]}, "strange"),
     ],
 )
 def test_a_wrong_request_is_named(small: Small, request_json: Any, complaint: str) -> None:
     with Endpoint(small.bundle) as endpoint, pytest.raises(BadRequest, match=complaint):
         asyncio.run(endpoint.infer(request_json))
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"), [(b"[" * 5000, "nested too deeply"), (b"{", "not JSON"), (b"1" * 101, "more than 100 bytes")]
+)
+def test_a_body_is_read_to_its_limit_and_no_further(small: Small, body: bytes, complaint: str) -> None:
+    read = []
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, 1 << 16, 50):
+            read.append(at)
+            yield body[at : at + 50]
+
+    most_bytes = 100 if len(body) == 101 else 1 << 20
+    with Endpoint(small.bundle) as endpoint, pytest.raises(BadRequest, match=complaint):
+        asyncio.run(endpoint.infer_json(pieces(), most_bytes=most_bytes))
+    assert most_bytes > 100 or len(read) == 3
+
+
+def test_a_wrong_request_fails_none_that_wait_beside_it(batches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by its type, nor by having no rows."""
+    right, may_run = text(0), threading.Event()
+    wrong = [{**right, "ids": right["ids"].astype("float64")}, {name: array[:0] for name, array in right.items()}]
+    with Endpoint(batches) as endpoint:
+        run = endpoint._runs._model.run  # type: ignore[union-attr]
+        monkeypatch.setattr(endpoint._runs._model, "run", lambda one: may_run.wait() and run(one))  # type: ignore[union-attr]
+        answers = [endpoint.submit(each) for each in (right, right, *(one for each in wrong for one in (each, right)))]
+        may_run.set()
+        failed = [isinstance(each.exception(60), BadRequest) for each in answers]
+    assert failed == [False, False, True, False, True, False]
 
 
 def test_triton_answers_by_the_interface_of_its_backend(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:

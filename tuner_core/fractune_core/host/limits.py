@@ -32,7 +32,7 @@ def limit_process(memory_bytes: int | None, reserved_bytes: int = 0, file_bytes:
         _lower(resource.RLIMIT_FSIZE, most_bytes)
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_NOFILE, OPEN_FILES)
-    _lower(resource.RLIMIT_NPROC, _tasks_of(os.getuid()) + MORE_TASKS)
+    _lower(resource.RLIMIT_NPROC, tasks_of(os.getuid()) + MORE_TASKS)
 
 
 def limit_cpu(pid: int, cpu_s: int) -> int:
@@ -115,7 +115,7 @@ def spent_s(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def _tasks_of(uid: int) -> int:
+def tasks_of(uid: int) -> int:
     """The number of the user's visible processes and threads."""
     return sum(_tasks(folder, uid) for folder in Path("/proc").iterdir() if folder.name.isdigit())
 
