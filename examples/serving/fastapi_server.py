@@ -30,7 +30,7 @@ app = FastAPI(lifespan=lifespan)
 @app.post("/v2/models/model/infer")
 async def infer(request: Request) -> JSONResponse:
     try:
-        return JSONResponse(await app.state.endpoint.infer(await request.json()))
+        return JSONResponse(await app.state.endpoint.infer_json(request.stream()))
     except (errors.BadRequest, ValueError) as error:
         return JSONResponse({"error": str(error)}, 400)
     except Busy as error:

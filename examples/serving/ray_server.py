@@ -29,7 +29,7 @@ class Bundle:
     @app.post("/v2/models/model/infer")
     async def infer(self, request: Request) -> JSONResponse:
         try:
-            return JSONResponse(await self.endpoint.infer(await request.json()))
+            return JSONResponse(await self.endpoint.infer_json(request.stream()))
         except (errors.BadRequest, ValueError) as error:
             return JSONResponse({"error": str(error)}, 400)
         except Busy as error:

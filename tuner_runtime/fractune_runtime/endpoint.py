@@ -12,13 +12,14 @@ import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
+from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import BadRequest, FractuneError, first_line, shortened
 from fractune_core.files.buckets import BATCH
 from fractune_core.share_kinds import CPU
@@ -35,6 +36,9 @@ LATENCY_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5
 """of the histogram of latencies"""
 MOST_WAITING = 1024
 """requests in the queue and in work; more are refused"""
+MOST_BODY_BYTES = 64 << 20
+"""of a request in JSON"""
+_MOST_AXES = 32
 
 
 class Busy(FractuneError):
@@ -93,6 +97,19 @@ class Endpoint:
         """The answer to a request of the Open Inference Protocol, both as JSON objects. Raises BadRequest and Busy."""
         outputs = await self.answer(arrays_in(request))
         return {"outputs": [_described(name, array) for name, array in outputs.items()]}
+
+    async def infer_json(self, body: AsyncIterable[bytes], *, most_bytes: int = MOST_BODY_BYTES) -> dict[str, Any]:
+        """As `infer`, of the pieces of a request's body. Raises BadRequest as soon as it has more than `most_bytes`."""
+        held = bytearray()
+        async for piece in body:
+            held += piece
+            if len(held) > most_bytes:
+                raise BadRequest(f"the request has more than {most_bytes:,} bytes; send fewer rows at once")
+        try:
+            request = read_json(bytes(held))
+        except ValueError as error:
+            raise BadRequest(f"the request is not JSON ({shortened(first_line(error), 80)})") from error
+        return await self.infer(request)
 
     def close(self) -> None:
         """Take no more requests, and answer those that were taken."""
@@ -193,16 +210,29 @@ def _array_in(tensor: Any) -> tuple[str, Array]:
     dtype, shape = TYPES.get(str(tensor.get("datatype"))), tensor.get("shape")
     if dtype is None or dtype == "bfloat16":
         raise BadRequest(f"input {shortened(name, 60)!r}: 'datatype' is none that JSON can hold, such as FP32 or INT64")
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise BadRequest(f"input {shortened(name, 60)!r}: 'shape' is not a list of sizes")
-    try:
-        array = np.asarray(tensor.get("data"), dtype)
-    except (OverflowError, TypeError, ValueError) as error:
-        why = f"input {shortened(name, 60)!r}: 'data' are not numbers of {dtype} ({first_line(error)})"
-        raise BadRequest(why) from error
-    if array.size != math.prod(shape):
-        raise BadRequest(f"input {shortened(name, 60)!r} has {array.size} numbers, and 'shape' has {math.prod(shape)}")
+    if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(type(each) is int for each in shape):
+        raise BadRequest(f"input {shortened(name, 60)!r}: 'shape' is not a list of at most {_MOST_AXES} sizes")
+    array = _numbers(shortened(name, 60), tensor.get("data"), np.dtype(dtype))
+    if min(shape, default=0) < 0 or max(shape, default=0) > max(array.size, 1) or array.size != math.prod(shape):
+        raise BadRequest(f"input {shortened(name, 60)!r} has {array.size} numbers, which is not what 'shape' says")
     return name, array.reshape(shape)
+
+
+def _numbers(name: str, data: Any, dtype: Any) -> Array:
+    """Raises BadRequest for data of another kind: a text, nothing, a fraction for a whole number."""
+    import numpy as np
+
+    try:
+        given = np.asarray(data)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise BadRequest(f"input {name!r}: 'data' are not numbers of {dtype} ({first_line(error)})") from error
+    fits = not given.size or given.dtype.kind in ("biuf" if dtype.kind == "f" else "biu")
+    if fits and given.size and dtype.kind in "iu":
+        fits = np.iinfo(dtype).min <= int(given.min()) and int(given.max()) <= np.iinfo(dtype).max
+    if not fits:
+        raise BadRequest(f"input {name!r}: 'data' are not numbers of {dtype}")
+    with np.errstate(over="ignore"):
+        return given.astype(dtype)
 
 
 def _described(name: str, array: Array) -> dict[str, Any]:
@@ -274,16 +304,17 @@ class _Queue:
         self._thread.start()
 
     def submit(self, inputs: Mapping[str, Array]) -> Future[list[Array]]:
-        rows = self._rows(inputs)
-        alike = tuple((name, getattr(inputs[name], "shape", ())[1:]) for name in sorted(inputs))
+        rows, named = self._rows(inputs), sorted(inputs.items())
+        alike = tuple((name, getattr(array, "dtype", None), getattr(array, "shape", ())[1:]) for name, array in named)
         one = _Waiting(inputs, rows, alike)
         self._waiting.put(one)
         return one.future
 
     def _rows(self, inputs: Mapping[str, Array]) -> int:
-        """Of one request; a wrong one is run alone, which names its fault."""
+        """Of one request; a wrong one is run alone, which names its fault and fails no other request."""
         found = {len(array) if getattr(array, "shape", ()) else 0 for array in inputs.values()}
-        return found.pop() if len(found) == 1 else self._most
+        rows = found.pop() if len(found) == 1 else 0
+        return rows or self._most
 
     def bucket(self, inputs: Mapping[str, Array]) -> str:
         """The sizes of the bucket that holds the request."""
