@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -110,12 +111,17 @@ def _python_of(folder: Path) -> Path:
 
 def _run_within(command: list[str | Path], folder: Path, limit_s: float) -> int | None:
     """The exit code; None after the limit. Nothing that the command has started is left."""
-    quiet = subprocess.DEVNULL
+    quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     before = set(psutil.Process().children(recursive=True))
     with _task_limit(_MOST_TASKS) as enter:
-        files = {"stdin": quiet, "stdout": quiet, "stderr": quiet}
-        process = subprocess.Popen(command, cwd=folder, env=environment, preexec_fn=enter, **files)  # noqa: PLW1509
+        process: subprocess.Popen[bytes] = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            preexec_fn=enter,  # noqa: PLW1509  this program has one thread
+            **quiet,
+        )
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:

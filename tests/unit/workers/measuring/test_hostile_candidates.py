@@ -32,13 +32,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def session(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MeasurementSession]:
+def session(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[MeasurementSession]:
+    """Its process is started after `capfd`, which else would not see what it writes."""
     monkeypatch.setattr(session_module, "_TRIAL_TIMEOUT_S", 3.0)
     monkeypatch.setenv("SOME_TOKEN", SECRET)
     core = sorted(os.sched_getaffinity(0))[:1]
     limits = MeasurerLimits(hidden=[folder / "secret"])
     made = MeasurementSession(Share.parse("cpu:1"), core, lock_dir=folder, limits=limits)
     made.handshake()
+    capfd.readouterr()
     yield made
     made.stop()
 
