@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # its import takes a fifth of a second of every run
     from playwright.sync_api import Browser, Page
 
 PATHS = (
-    *("", "jobs/j1", "jobs/j1?operator=0123", "models/ab", "shares", "log", "log/records/r1"),
+    *("", "find?q=n", "jobs/j1", "jobs/j1?operator=0123", "models/ab", "shares", "log", "log/records/r1"),
     *("compare", "compare?a=jobs/j1&b=jobs/j2", "fit", "fit?job=jobs/j1&rate=5/s&p99=500ms", "pairs"),
     *("plan", "plan?job=jobs/j1&rate=300/s&p99=20ms&job=jobs/j2&rate=100/s&p99="),
 )

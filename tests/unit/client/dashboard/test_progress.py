@@ -3,15 +3,16 @@ from __future__ import annotations
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fractune.dashboard.following import JobTrials, Point, Trial, model_progress, operator_progress
+from fractune.dashboard.following import JobTrials, Point, Trial, model_progress, operator_progress, paced
 from fractune.dashboard.views.job import job
 from fractune.features.client import Client
 from fractune.features.log.log import Records
-from fractune.server.job_status import JobStatus, OperatorStatus
+from fractune.server.job_status import JobProgress, JobStatus, OperatorStatus
 from fractune_core.codec.messages import to_proto
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.pb import fractune_pb2 as pb
@@ -38,6 +39,22 @@ def trial(number: int, workload: str, secs: float, share: str = "cpu:1") -> Tria
 def test_the_model_has_a_best_once_every_selected_operator_has_one() -> None:
     trials = [trial(1, "aa", 3.0), trial(2, "cc", 9.0), trial(3, "bb", 1.0), trial(4, "aa", 2.0), trial(5, "aa", 2.5)]
     assert model_progress(JOB, trials, "cpu:1") == [Point(3, 3.0, 7.0), Point(4, 4.0, 5.0)]
+
+
+def test_what_the_last_trials_gained_and_earlier_phases_say_how_long_it_takes() -> None:
+    done = replace(JOB, name="jobs/j0", state=JobState.DONE, progress=JobProgress(phases_s={"timing": 9.0}))
+    trials = [trial(1, "aa", 3.0), trial(2, "bb", 1.0), *(trial(at, "aa", 3.0) for at in range(3, 41))]
+    found = paced(JOB, trials, [JOB, done])
+    assert found.pace.sums == [(2, {"cpu:1": 7.0})]
+    assert found.pace.gained(40) == (10, 0.0)
+    assert found.pace.past_s == {"timing": 9.0}
+
+
+def test_an_operator_has_a_point_for_each_schedule_that_ran() -> None:
+    trials = [trial(1, "aa", 3e-3), trial(2, "aa", math.inf), trial(3, "bb", 1e-3), trial(4, "aa", 4e-3)]
+    *_, dots = job(JOB, trials, "aa", may_cancel=False).charts
+    assert (dots.x, dots.is_dots) == ([1.0, 4.0], True)
+    assert dots.series[0].values == pytest.approx([3.0, 4.0])
 
 
 def test_failures_and_other_shares_count_for_nothing_but_the_number_of_trials() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -46,6 +47,8 @@ from fractune_core.errors import one_line
 from fractune_core.jobs import JobSpec, JobState, Priority
 
 _UNAVAILABLE = 503
+_MOST_DOTS = 2000
+"""the newest"""
 _MOST_POINTS = 400
 """in a table of a chart's numbers"""
 _NOT_KNOWN = (
@@ -93,7 +96,7 @@ def job(
         warnings=missing,
         tiles=_tiles(found, timed),
         first=[each for each in (_speeds(found, timed), time_bars(found)) if each is not None],
-        charts=_charts(found, progress, of, named),
+        charts=[*_charts(found, progress, of, named), *([] if named is None else _schedules(found, trials, named))],
         blocks=(
             *([jobs_block("Jobs of its parts, which went on", list(parts), "")] if parts else []),
             *([heat_block(found)] if found.results else []),
@@ -287,6 +290,22 @@ def _charts(
     steps = {share: [*_untuned(operators, share, named), *points] for share, points in progress.items()}
     ways = (("trials at the share", "trials"), ("seconds since the job was created", "after_s"))
     return [_chart(steps, f"best so far of {of}, from untuned", label, name) for label, name in ways]
+
+
+def _schedules(found: JobStatus, trials: Sequence[Trial], named: OperatorStatus) -> list[Chart]:
+    """Each schedule of an operator that ran, as a point."""
+    ran = [each for each in trials if each.workload_hash == named.workload_hash and math.isfinite(each.median_s)]
+    ran = ran[-_MOST_DOTS:]
+    if not ran:
+        return []
+    x = [each.measured_at - found.created_at for each in ran]
+    series = [
+        Series(share, [1e3 * each.median_s if each.share == share else None for each in ran])
+        for share in found.tuned_at
+    ]
+    title = f"each schedule of {one_line(named.name)} that ran"
+    label, where = "seconds since the job was created", "its numbers are in the records of the job"
+    return [Chart(title, label, "ms", x, series, is_log=True, is_dots=True, where=where)]
 
 
 def _untuned(operators: Sequence[OperatorStatus], share: str, named: OperatorStatus | None) -> list[Point]:

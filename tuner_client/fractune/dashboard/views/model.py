@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from fractune.dashboard.views.page import (
     Block,
     Cell,
+    Chart,
     Field,
     Page,
+    Series,
     block_of,
     heat_block,
     heat_data,
@@ -77,16 +79,31 @@ def model(
             "match": {"share": share, "operators": used.to_json()} if isinstance(used, MatchResult) else None,
         },
         facts=(("sha256", Cell(digest)), ("jobs", Cell(str(len(jobs))))),
+        charts=_history(jobs, others),
         blocks=(
             *([heat_block(done[0]), *_knee(done[0])] if done else []),
             *([_used(share, used)] if used is not None else []),
             _times("Latency, job by job", done, "no job of it is done"),
-            *([block_of(runtimes_table(timed))] if timed else []),
+            *([block_of(runtimes_table(timed), is_folded=True)] if timed else []),
             *([_times("Other files of this name", others, "")] if others else []),
             jobs_block("Its jobs", list(jobs), ""),
         ),
         form=[Field("share", share, "share at which it runs", shares)] if share else (),
     )
+
+
+def _history(jobs: Sequence[JobStatus], others: Sequence[JobStatus]) -> list[Chart]:
+    """The latency at each share over the jobs that are done with the newest one's inputs, of all files of the name."""
+    done = [each for each in jobs if each.state is JobState.DONE]
+    alike = [each for each in (*done, *others) if inputs_text(each) == inputs_text(done[0])] if done else []
+    in_order = sorted(alike, key=lambda each: each.created_at)
+    if len(in_order) < 2:
+        return []
+    times = [{one.share: 1e3 * one.tuned_s for one in each.results} for each in in_order]
+    shares = list(dict.fromkeys(share for each in times for share in each))
+    series = [Series(share, [each.get(share) for each in times]) for share in shares]
+    x = [float(number) for number in range(1, len(in_order) + 1)]
+    return [Chart("latency job by job", "jobs that are done, the oldest first", "ms", x, series)]
 
 
 def _used(share: str, used: MatchResult | str) -> Block:

@@ -98,7 +98,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over one axis. Its numbers stand in a block of the same page too."""
+    """Values over one axis. Its numbers stand in a block of the same page too, or in the log."""
 
     title: str
     x_label: str
@@ -109,6 +109,8 @@ class Chart:
     """whether equal factors are equally far apart"""
     is_dots: bool = False
     """whether the values are single ones, without a line between them"""
+    where: str = "its numbers are in a table below"
+    """to find the numbers"""
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -8,7 +8,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from tests.support.processes.scripted_server import ScriptedServer
 
 JOB = "/jobs/j1"
-VIEWS = ("/", "/shares", "/log", "/compare", "/fit", "/pairs", "/plan", JOB)
+VIEWS = ("/", "/find?q=n", "/shares", "/log", "/compare", "/fit", "/pairs", "/plan", JOB)
 """every page without a question"""
 FILLED = ("/fit?job=jobs/j1&rate=5/s&p99=500ms", "/plan?job=jobs/j1&rate=300/s", "/compare?a=jobs/j1&b=jobs/j1")
 """pages that compute what their form asks for"""
