@@ -94,7 +94,7 @@ def job(
         },
         lead=_answer(found, timed),
         warnings=missing,
-        tiles=_tiles(found, timed),
+        tiles=_tiles(found, timed, waits=bool(missing)),
         first=[each for each in (_speeds(found, timed), time_bars(found)) if each is not None],
         charts=[*_charts(found, progress, of, named), *([] if named is None else _schedules(found, trials, named))],
         blocks=(
@@ -120,19 +120,20 @@ def _answer(found: JobStatus, timed: Sequence[RuntimeTime]) -> str:
     return answer_of(found, [each for each in timed if each.measured_at >= found.created_at]).line
 
 
-def _tiles(found: JobStatus, timed: Sequence[RuntimeTime]) -> list[Tile]:
+def _tiles(found: JobStatus, timed: Sequence[RuntimeTime], *, waits: bool) -> list[Tile]:
     """State, the fastest share, the share that costs least, and what is left to gain."""
-    done, left = found.progress, found.time_left
+    done, left = found.progress, None if waits else found.time_left
     part = 100 * min(1.0, done.candidates_had / done.trials_planned) if done.trials_planned else None
     ended = found.state in ENDED
     spent = f"{'took' if ended else 'for'} {span_text(found.wall_s or done.elapsed_s)}"
-    notes = [spent] if left is None else [left_text(left.secs, is_least=left.is_least), spent]
+    notes = ["stands still, see above"] if waits else []
+    notes += [spent] if left is None else [left_text(left.secs, is_least=left.is_least), spent]
     state = Tile(
         "state",
         Cell(found.state.value),
         (*notes, f"{found.trials_text}, {done.trials_per_s:.1f} a second"),
         None if ended else part,
-        is_bad=found.state is JobState.FAILED,
+        is_bad=waits or found.state is JobState.FAILED,
     )
     return [state, *_best_tiles(found, timed), _gain_tile(found)]
 
@@ -179,7 +180,7 @@ def _gain_tile(found: JobStatus) -> Tile:
     return Tile(
         "left to gain in operators",
         Cell(value),
-        (said,) if said else ("a search must be followed to know",) if left is None else (),
+        (said,) if said else ("too few trials of this job to say",) if left is None else (),
     )
 
 

@@ -122,19 +122,32 @@ def _words(job: JobStatus) -> str:
 
 
 def missing_workers(job: JobStatus, seen: Snapshot) -> list[str]:
-    """What an open job waits for: its own notes, and the live workers that it lacks, with those that were lost."""
+    """What an open job waits for: the live workers that it lacks, with those that were lost, else its own notes."""
     if job.state in ENDED:
         return []
-    found = [f"{job.name} is {one_line(note)}" for note in job.notes if note.startswith("waiting")]
-    for role in _NEEDED.get(job.state, ()):
-        for share in job.tuned_at if role == "measure" else ("",):
-            live = [each for each in seen.fleet.workers if each.role == role and _at(each, share)]
-            lost = [each for each in seen.lost_workers if each.worker.role == role and _at(each.worker, share)]
-            if lost and not live:
-                found.append(
-                    f"{job.name} waits: {_lost_text(lost[0], seen.taken_at)}, and no other worker does its work"
-                )
-    return found
+    notes = [f"{job.name} is {one_line(note)}" for note in job.notes if note.startswith("waiting")]
+    needed = (
+        (role, share) for role in _NEEDED.get(job.state, ()) for share in (job.tuned_at if role == "measure" else ("",))
+    )
+    whys = (_why_waiting(role, share, seen) for role, share in needed)
+    return [f"{job.name} waits: {why}" for why in whys if why] or notes
+
+
+def _why_waiting(role: str, share: str, seen: Snapshot) -> str:
+    """Why work of the role, at the share of a measurer, does not go on; empty if it does, as far as it is known."""
+    live = [each for each in seen.fleet.workers if each.role == role and _at(each, share)]
+    lost = [each for each in seen.lost_workers if each.worker.role == role and _at(each.worker, share)]
+    waiting = [each for each in seen.fleet.waiting if (each.role, each.share) == (role, share)]
+    work = f"{role} at {share}" if share else role
+    if lost and not live:
+        return f"{_lost_text(lost[0], seen.taken_at)}, and no other worker does {work}"
+    if waiting and not live:
+        return f"no worker does {work}"
+    late = [each.oldest_at for each in waiting if each.oldest_at is not None and _is_late(each, seen.taken_at)]
+    if late:
+        since = span_text(seen.taken_at - late[0])
+        return f"its work for {work} is in the queue for {since}: the workers are slow or stuck"
+    return ""
 
 
 def _at(worker: Worker, share: str) -> bool:

@@ -14,7 +14,7 @@ from fractune.features.tune.times_table import (
     time_table,
 )
 from fractune.server.job_status import JobStatus, OperatorStatus
-from fractune.text.text import ratio_text, time_text
+from fractune.text.text import disturbed_notes, ratio_text, time_text
 from fractune_core.analysis.inside import BETWEEN, OTHERS
 from fractune_core.analysis.roofline import reached
 from fractune_core.errors import one_line
@@ -144,10 +144,12 @@ def operator_blocks(job: JobStatus) -> list[Block]:
     small = [each for each in rows if all(each.secs.get(share, 0.0) <= _SMALL * sums[share] for share in sums)]
     if len(small) == len(rows):
         small = []
-    notes = (_TIME, *time_table(job).notes) if job.tuned_results else (_TIME,) if rows else ()
+    known = disturbed_notes(job.results)  # the page says them above
+    notes = [_TIME] if rows else []
+    notes += [each for each in time_table(job).notes if each not in known] if job.tuned_results else []
     longest = {share: max((each.secs.get(share, 0.0) for each in rows), default=0.0) for share in job.tuned_at}
     heavy = [each for each in rows if each not in small]
-    blocks = [_block(job, "Operators", [_cells(job, each, longest) for each in heavy], notes)]
+    blocks = [_block(job, "Operators", [_cells(job, each, longest) for each in heavy], tuple(notes))]
     if small:
         heading = f"{len(small)} operators below {_SMALL:.1%} each"
         blocks.append(_block(job, heading, [_cells(job, each, longest) for each in small], (), is_folded=True))

@@ -47,10 +47,17 @@ def test_a_lost_worker_stays_and_the_job_says_that_it_waits_for_it(pages: Pages,
     until(lambda: [each["name"] for each in pages.data("/")["lost_workers"]] == ["workers/w1"])
     for path in ("/", JOB):
         assert "jobs/j1 waits: w1, which does measure at cpu:1, was last seen" in pages.page(path).text
+    assert "stands still, see above" in pages.page(JOB).text
     assert "lost; last seen busy" in pages.page("/").text
     server.workers = [measurer]
     until(lambda: pages.data("/")["lost_workers"] == [])
     assert "waits: " not in pages.page(JOB).text
+    work = pb.WaitingWork(role="measure", share="cpu:2", pieces=1)
+    server.waiting = [work]
+    until(lambda: "jobs/j1 waits: no worker does measure at cpu:2" in pages.page(JOB).text)
+    work.share = "cpu:1"
+    work.oldest_time.CopyFrom(timestamp(time.time() - 90))
+    until(lambda: "in the queue for 1 min 3" in pages.page(JOB).text)
 
 
 def test_the_whole_message_of_a_failed_job_and_a_search_for_it(pages: Pages, server: ScriptedServer) -> None:
