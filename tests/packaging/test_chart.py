@@ -212,7 +212,6 @@ class Rehearsal:
         return word
 
 
-@pytest.mark.alone
 def test_what_the_pods_would_run_does_a_job_and_ends_in_time(tmp_path: Path) -> None:
     values = tmp_path / "values.yaml"
     node = {"name": "cpu", "replicas": 1, "shares": ["cpu:1"], "cpus": 1, "memory": "4Gi"}

@@ -31,5 +31,5 @@ def test_every_test_that_measures_is_in_a_folder_of_the_second_half() -> None:
     (line,) = (each for each in (_ROOT / "Makefile").read_text().splitlines() if each.startswith("MEASURE :="))
     folders = [_ROOT / name for name in line.partition(":=")[2].split()]
     measuring = [file for file in (_ROOT / "tests").rglob("test_*.py") if "pytest.mark.alone" in file.read_text()]
-    lost = [file for file in measuring if not any(file.is_relative_to(folder) for folder in folders)]
+    lost = [file for file in sorted(measuring) if not any(file.is_relative_to(folder) for folder in folders)]
     assert lost == [Path(__file__)], "this file names the mark and has none"

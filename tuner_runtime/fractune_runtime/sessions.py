@@ -64,6 +64,8 @@ _OPERATORS = re.compile(b"|".join(re.escape(bytes([_OP_TYPE, len(name)]) + name.
 _ROUNDING = re.compile(rb"(\x0a\x0eaccuracy_level\x18)[\x02\x03]")
 """The attribute of a MatMulNBits that lets it compute in half precision, as protobuf writes it: name and number. No
 setting of a session overrides it."""
+_ANY_ROUNDING = re.compile(rb"(\x0a\x0eaccuracy_level\x18)[\x02-\x04]")
+"""as well as the attribute that lets it round its data to bytes"""
 TYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's names that differ from ours"""
 
@@ -280,10 +282,14 @@ class OnnxRuntimeSession(Session):
         self.output_names = [str(node.name) for node in self._session.get_outputs()]
 
     @classmethod
-    def exact(cls, model: Path | bytes, threads: int, *, optimized: bool = True, arena: bool = True) -> Self:
-        """A reference: it computes products of quantized numbers as ONNX defines them."""
+    def exact(
+        cls, model: Path | bytes, threads: int, *, optimized: bool = True, arena: bool = True, rounds: bool = True
+    ) -> Self:
+        """A reference: it computes products of quantized numbers as ONNX defines them. It `rounds` the data of those
+        that `accuracy_level=4` lets round, or not.
+        """
         name = model.name if isinstance(model, Path) else ""
-        plain = _without_rounding(model)
+        plain = _without_rounding(model, _ROUNDING if rounds else _ANY_ROUNDING)
         return cls(plain, threads, EXACT_ONNX_RUNTIME, name=name, optimized=optimized, arena=arena)
 
     @property
@@ -382,10 +388,10 @@ def _unloaded(name: str, runtime: str, why: str) -> BadModel:
     return BadModel(f"{name}: {runtime} cannot load it ({why}); give an ONNX file that it runs")
 
 
-def _without_rounding(model: Path | bytes) -> Path | bytes:
-    """The file for a session without products in half precision: as given, or its bytes if they differ."""
+def _without_rounding(model: Path | bytes, rounding: re.Pattern[bytes]) -> Path | bytes:
+    """The file for a session without this rounding: as given, or its bytes if they differ."""
     held = model.read_bytes() if isinstance(model, Path) else model
-    data, changed = _ROUNDING.subn(lambda found: found[1] + b"\x01", held)
+    data, changed = rounding.subn(lambda found: found[1] + b"\x01", held)
     return data if changed else model
 
 

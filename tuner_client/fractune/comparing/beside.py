@@ -108,8 +108,9 @@ def nothing_shown_of(run: Callable[[dict[str, Array]], Sequence[Array]], inputs:
 
 class _Right:
     """Outputs of one request that are as right as one another, computed by the first call. Exact sessions give them:
-    one without changes of the graph, one with them, and those of moved models on moved inputs. A call raises BadModel,
-    or FractuneError if ONNX Runtime or `onnx` is missing.
+    one without changes of the graph, one with them, one that rounds no data where the model lets it, as a bundle may
+    not, and those of moved models on moved inputs. A call raises BadModel, or FractuneError if ONNX Runtime or `onnx`
+    is missing.
     """
 
     def __init__(self, onnx: bytes, model: Model, inputs: Mapping[str, Array]) -> None:
@@ -129,7 +130,8 @@ class _Right:
         threads = self._model.share.units
         plain = OnnxRuntimeSession.exact(self._onnx, threads, optimized=False)
         feed = Feeder(self._model.bundle.manifest, plain)(self._inputs)
-        outputs = [each.run(feed) for each in (plain, OnnxRuntimeSession.exact(self._onnx, threads))]
+        others = (OnnxRuntimeSession.exact(self._onnx, threads, rounds=rounds) for rounds in (True, False))
+        outputs = [each.run(feed) for each in (plain, *others)]
 
         def open_run(moved: bytes) -> Callable[[Mapping[str, Array]], list[Array]]:
             return OnnxRuntimeSession.exact(moved, threads, optimized=False).run

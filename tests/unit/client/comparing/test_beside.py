@@ -161,13 +161,14 @@ def test_a_bundle_that_the_peer_serves_is_timed_beside_it(tmp_path: Path) -> Non
     assert len(found.ours["onnxruntime"].loop_secs) == len(found.theirs.loop_secs) == 3
 
 
-def test_packed_weights_are_compared_with_a_session_that_does_not_round_their_data(tmp_path: Path) -> None:
+def test_a_bundle_may_round_the_data_of_packed_weights_or_not(tmp_path: Path) -> None:
+    """Where the model allows it. ONNX Runtime rounds; this bundle does not, as on a processor without instructions."""
     path, weight = write_packed_product(tmp_path / "m.onnx", level=4)
     data = np.linspace(0, 1, 3 * 64, dtype="float32").reshape(3, 64) ** 2
     found = timed(path, {"a": data}, lambda feed: (feed["a"].astype("float64") @ weight).astype("float32"))
     assert found.exact is not None
     assert found.outputs_agree
-    assert found.max_rel_difference < 1e-5
+    assert 1e-5 < found.max_rel_difference < 1e-2
 
 
 def test_another_model_has_no_exact_session(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_plain_lines_tell_states_and_notes_and_the_answer_comes_first_at_the_end
         "whether more trials would pay is not known: too few were new"
     )
     assert why.startswith(f"not compared with ONNX Runtime: the job runs on {server.address}; 'fractune compete BUNDLE")
-    assert last_but_one.startswith("8 of 8 new trials (256 requested), failed: run_timeout 1; took 12 s; the rest: ")
+    assert last_but_one.startswith("8 of 8 new trials (256 requested), failed: run_timeout 1; took 12 s: ")
     assert last == f"bundle: {model.parent / 'out' / 'm.fractune'}"
     assert "untuned" not in end
 
