@@ -292,7 +292,16 @@ class Site:
         timed = await self._runtimes(found.model)
         operator = request.query_params.get("operator", "")
         missing = overview.missing_workers(found, seen)
-        return job.job(found, trials, operator, parts, timed, missing, may_cancel=self._may_cancel)
+        return job.job(
+            found,
+            trials,
+            operator,
+            parts,
+            timed,
+            missing,
+            job.job_before(found, seen.jobs),
+            may_cancel=self._may_cancel,
+        )
 
     async def _model(self, request: Request) -> Page:
         digest = request.path_params["id"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -91,12 +92,13 @@ def model_progress(job: JobStatus, trials: Sequence[Trial], share: str) -> list[
     """The sum of the operators' best times, each as often as the model has it. It begins when all have one."""
     weights = {each.workload_hash: each.weight for each in job.operators if each.selected}
     best: dict[str, float] = {}
-    points = []
+    points, total = [], 0.0
     for number, trial in _at(trials, share):
-        if trial.workload_hash in weights and trial.median_s < best.get(trial.workload_hash, float("inf")):
-            best[trial.workload_hash] = trial.median_s
+        workload, before = trial.workload_hash, best.get(trial.workload_hash, math.inf)
+        if workload in weights and trial.median_s < before:
+            best[workload] = trial.median_s
+            total += weights[workload] * (trial.median_s - (before if math.isfinite(before) else 0.0))
             if len(best) == len(weights):
-                total = sum(weights[workload] * secs for workload, secs in best.items())
                 points.append(Point(number, trial.measured_at - job.created_at, total))
     return points
 

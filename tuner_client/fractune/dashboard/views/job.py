@@ -64,12 +64,13 @@ def job(
     parts: Sequence[JobStatus] = (),
     runtimes: Sequence[RuntimeTime] = (),
     missing: Sequence[str] = (),
+    before: JobStatus | None = None,
     *,
     may_cancel: bool,
 ) -> Page:
     """`operator` is a workload hash or a name, for its progress in place of the model's; empty for the model.
-    `parts` are the jobs with which the tuning went on; `runtimes` are times of the model; `missing` are the
-    workers that it waits for.
+    `parts` are the jobs with which the tuning went on; `runtimes` are times of the model.
+    `missing` says why the job waits. `before` is the done job before it, of the same model and inputs.
     """
     named = next((each for each in found.operators if operator in (each.workload_hash, each.name)), None)
     of = "the model's operators together" if named is None else one_line(named.name)
@@ -93,9 +94,9 @@ def job(
             "answer": _answer(found, timed) or None,
         },
         lead=_answer(found, timed),
-        warnings=missing,
+        warnings=[*missing, *_messages(found)],
         tiles=_tiles(found, timed, waits=bool(missing)),
-        first=[each for each in (_speeds(found, timed), time_bars(found)) if each is not None],
+        first=[each for each in (_speeds(found, timed, before), time_bars(found)) if each is not None],
         charts=[*_charts(found, progress, of, named), *([] if named is None else _schedules(found, trials, named))],
         blocks=(
             *([jobs_block("Jobs of its parts, which went on", list(parts), "")] if parts else []),
@@ -111,6 +112,12 @@ def job(
         actions=(("Cancel this job", f"{job_path(found.name)}/cancel"),) if may_cancel and not has_ended else (),
         links=_links(found),
     )
+
+
+def job_before(found: JobStatus, jobs: Sequence[JobStatus]) -> JobStatus | None:
+    """Of the `jobs`, which are newest first, the last that was done before, of the same model and inputs."""
+    alike = (each for each in jobs if each.model == found.model and each.spec.inputs == found.spec.inputs)
+    return next((each for each in alike if each.created_at < found.created_at and each.results), None)
 
 
 def _answer(found: JobStatus, timed: Sequence[RuntimeTime]) -> str:
@@ -184,7 +191,7 @@ def _gain_tile(found: JobStatus) -> Tile:
     )
 
 
-def _speeds(found: JobStatus, timed: Sequence[RuntimeTime]) -> Block | None:
+def _speeds(found: JobStatus, timed: Sequence[RuntimeTime], before: JobStatus | None) -> Block | None:
     """One inference at each share, beside everything else that was timed there; None before there are results."""
     if not found.results:
         return None
@@ -192,6 +199,7 @@ def _speeds(found: JobStatus, timed: Sequence[RuntimeTime]) -> Block | None:
     unit = found.results[0].granted.unit
     columns = (
         *(("share", False), ("one inference", True), (f"{unit} time", True), ("untuned", True)),
+        *([("job before", True)] if before else []),
         *((column, True) for name in runtimes for column in (runtime_name(name), "ours over it")),
     )
     known = [each for each in found.results if each.tuned_s > 0]
@@ -207,6 +215,7 @@ def _speeds(found: JobStatus, timed: Sequence[RuntimeTime]) -> Block | None:
             ),
             Cell(time_text(_cost_s(each)), level=0 if _cost_s(each) == least_cost_s else -1),
             Cell(marked_time(each.untuned_s, at_most=each.is_untuned_at_most)),
+            *([_at_share(before, each.share)] if before else []),
             *(cell for name in runtimes for cell in _beside(found, each, name, timed)),
         )
         for each in found.results
@@ -215,6 +224,19 @@ def _speeds(found: JobStatus, timed: Sequence[RuntimeTime]) -> Block | None:
     if any(each.measured_at < found.created_at for each in timed):
         notes.append("[earlier]: timed beside the bundle of an earlier job")
     return Block("How fast", columns, rows, (*notes, *disturbed_notes(found.results)))
+
+
+def _at_share(job: JobStatus, share: str) -> Cell:
+    found = next((each for each in job.results if each.share == share), None)
+    return (
+        Cell("-") if found is None else Cell(marked_time(found.tuned_s, at_most=found.is_disturbed), job_path(job.name))
+    )
+
+
+def _messages(found: JobStatus) -> list[str]:
+    if not found.message:
+        return []
+    return [one_line(f"{found.error}: {found.message}" if found.error else f"{found.state.value}: {found.message}")]
 
 
 def _beside(found: JobStatus, result: ShareResult, runtime: str, timed: Sequence[RuntimeTime]) -> tuple[Cell, Cell]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -14,6 +14,7 @@ from fractune.features.matrix.cross_table import CrossTable, model_table
 from fractune.features.matrix.table import cell_text, cross_text, table_json
 from fractune.features.parts.cutting import is_part_of
 from fractune.server.job_status import JobStatus
+from fractune.server.pace import Pace
 from fractune.text.rendering import Table
 from fractune.text.text import ago_text, moment_text, span_text, time_text
 from fractune_core.errors import one_line
@@ -300,7 +301,7 @@ def model_path(name: str) -> str:
 
 def job_data(job: JobStatus) -> dict[str, Any]:
     """The job as plain JSON: seconds, fractions, `state` as text."""
-    found = asdict(job)
+    found = asdict(replace(job, pace=Pace()))  # what is left out anyway may be large
     found |= found.pop("spec") | found.pop("progress")
     for name in ("variants", "check_inputs", "pace"):
         del found[name]

@@ -12,13 +12,25 @@ from fractune_core.refusals import node_text, refusal_text
 from tests.support.measured_pairs import runtime_time
 from tests.support.processes.scripted_server import ScriptedServer
 from tests.unit.client.dashboard.conftest import Pages, until
-from tests.unit.client.dashboard.pages.samples import JOB
+from tests.unit.client.dashboard.pages.samples import JOB, another_job
 
 
 def test_an_operator_is_chosen_by_its_name_too(pages: Pages) -> None:
     assert pages.data(f"{JOB}?operator=fused_conv2d")["progress_of"] == "0123"
     assert pages.data(f"{JOB}?operator=0123")["progress_of"] == "0123"
     assert pages.data(f"{JOB}?operator=other")["progress_of"] is None
+
+
+def test_a_job_stands_beside_the_job_before_and_shows_its_message(pages: Pages, server: ScriptedServer) -> None:
+    another_job(server, "jobs/j2", "m.onnx")
+    server.script[0].create_time.FromSeconds(2)
+    server.script[0].result.shares[0].tuned_s = 1.5e-3
+    server.script[0].message = "a message"
+    until(lambda: "job before" in pages.page("/jobs/j2").text)
+    page = pages.page("/jobs/j2").text
+    assert re.search(r'data-label="job before" class="number"><a href="/jobs/j1">2.00 ms</a>', page)
+    assert "done: a message" in page
+    assert "job before" not in pages.page(JOB).text
 
 
 def test_a_job_that_a_client_may_go_on_with_in_parts_says_so(pages: Pages, server: ScriptedServer) -> None:
