@@ -91,14 +91,52 @@ def _pasts(length: str) -> list[onnx.ValueInfoProto]:
     ]
 
 
-def _decoder(graph: _Graph, *, with_past: bool) -> list[str]:
+def _sliced(graph: _Graph, before: str, behind: str) -> str:
+    return graph.add("Slice", graph.weight("places", POSITIONS, WIDTH), before, behind, graph.const([0]))
+
+
+def _numbers(graph: _Graph, before: str, behind: str) -> str:
+    """Of the rows of new tokens."""
+    begin, end = (graph.add("Squeeze", each) for each in (before, behind))
+    return graph.add("Range", begin, end, graph.const(1))
+
+
+def _gathered(graph: _Graph, before: str, behind: str) -> str:
+    further = graph.add("Add", _numbers(graph, before, behind), graph.const([2]))
+    return graph.add("Gather", graph.weight("places", POSITIONS, WIDTH), further)
+
+
+def _computed(graph: _Graph, before: str, behind: str) -> str:
+    number = graph.add("Cast", _numbers(graph, before, behind), to=TensorProto.FLOAT)
+    return graph.add("Sin", graph.add("Unsqueeze", number, graph.const([1])))
+
+
+_PLACES = {"sliced": _sliced, "gathered": _gathered, "computed": _computed}
+
+
+def _distances(graph: _Graph, before: str, behind: str) -> str:
+    """What is added to scores (1, heads, tokens, rows), by how far a row is before a token."""
+    rows = graph.add("Range", graph.const(0), graph.add("Squeeze", behind), graph.const(1))
+    own = graph.add("Unsqueeze", _numbers(graph, before, behind), graph.const([1]))
+    far = graph.add("Clip", graph.add("Sub", own, rows), graph.const(0), graph.const(7))
+    return graph.add(
+        "Unsqueeze",
+        graph.add("Transpose", graph.add("Gather", graph.weight("far", 8, HEADS), far), perm=[2, 0, 1]),
+        graph.const([0]),
+    )
+
+
+def _decoder(graph: _Graph, *, with_past: bool, places: str) -> list[str]:
     """The outputs: logits, own rows, and rows of the encoder. With a past they are read, and others stand there."""
     add, const = graph.add, graph.const
     x = add("Gather", graph.weight("words", WORDS, WIDTH), "input_ids")
     count = add("Shape", "input_ids", start=1, end=2)
     before = add("Shape", "past_key_values.0.decoder.key", start=2, end=3) if with_past else const([0])
-    place = add("Slice", graph.weight("places", POSITIONS, WIDTH), before, add("Add", before, count), const([0]))
-    x = add("Add", x, place)
+    behind, far = add("Add", before, count), ""
+    if places == "distances":
+        far = _distances(graph, before, behind)
+    else:
+        x = add("Add", x, _PLACES[places](graph, before, behind))
     own, cross = list[str](), list[str]()
     for layer in range(LAYERS):
         name = f"d{layer}"
@@ -108,7 +146,7 @@ def _decoder(graph: _Graph, *, with_past: bool) -> list[str]:
             if with_past:
                 parts[len(own) % 2] = add("Concat", f"past_key_values.{layer}.decoder.{kind}", part, axis=2)
             own.append(parts[len(own) % 2])
-        x = graph.attended(y, f"{name}.self", *parts, causal=not with_past)
+        x = graph.attended(y, f"{name}.self", *parts, causal=not with_past, mask=far)
         if with_past:
             read = [f"past_key_values.{layer}.encoder.{kind}" for kind in ("key", "value")]
             cross += [add("Expand", const(0, "float32"), const([1, HEADS, 1, SIDE])) for _ in read]
@@ -120,24 +158,26 @@ def _decoder(graph: _Graph, *, with_past: bool) -> list[str]:
     return [logits, *own, *cross]
 
 
-def _named(graph: _Graph, values: list[str], prefix: str) -> list[str]:
+def _named(graph: _Graph, values: list[str]) -> list[str]:
     names = ["logits", *(f"present.{each}" for each in (*OWN, *CROSS))]
-    return [graph.add("Identity", value, name=f"{prefix}{name}") for name, value in zip(names, values, strict=False)]
+    return [graph.add("Identity", value, name=name) for name, value in zip(names, values, strict=False)]
 
 
-def _outputs(prefix: str = "", *, cross: bool = True) -> list[onnx.ValueInfoProto]:
-    named = [_info(f"{prefix}logits", 1, "batch_size", "decoder_sequence_length", WORDS)]
+def _outputs(*, cross: bool = True) -> list[onnx.ValueInfoProto]:
+    named = [_info("logits", 1, "batch_size", "decoder_sequence_length", WORDS)]
     rows = {**dict.fromkeys(OWN, "rows"), **dict.fromkeys(CROSS if cross else (), "encoder_rows")}
-    axes = {each: ("batch_size", HEADS, f"{prefix}{length}", SIDE) for each, length in rows.items()}
-    return named + [_info(f"{prefix}present.{each}", 1, *dims) for each, dims in axes.items()]
+    axes = {each: ("batch_size", HEADS, length, SIDE) for each, length in rows.items()}
+    return named + [_info(f"present.{each}", 1, *dims) for each, dims in axes.items()]
 
 
 def _save(graph: onnx.GraphProto, path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=_OPSETS, ir_version=8), path)
 
 
-def write_translator(folder: Path) -> Path:
-    """The four graphs that optimum writes, and the configuration."""
+def write_translator(folder: Path, places: str = "sliced") -> Path:
+    """The four graphs that optimum writes, and the configuration. `places`: how the decoder knows positions, a key of
+    `_PLACES`, or "distances" between rows as T5.
+    """
     folder.mkdir(exist_ok=True)
     ids = _info("input_ids", 7, "batch_size", "decoder_sequence_length")
     hidden = _info("encoder_hidden_states", 1, "batch_size", "encoder_sequence_length", WIDTH)
@@ -154,14 +194,14 @@ def write_translator(folder: Path) -> Path:
     branches = {}
     for name, with_past in ((DECODER, False), (WITH_PAST, True)):
         own = _Graph({})
-        values = _decoder(own, with_past=with_past)
-        _named(own, values[: 1 + len(OWN)] if with_past else values, "")
+        values = _decoder(own, with_past=with_past, places=places)
+        _named(own, values[: 1 + len(OWN)] if with_past else values)
         inputs = [ids, *(_pasts("past_decoder_sequence_length") if with_past else [hidden])]
         _save(own.graph("decoder", inputs, _outputs(cross=not with_past), own.weights), folder / name)
         prefix = "c." if with_past else "n."
         branch = _Graph(shared, prefix)
-        _named(branch, _decoder(branch, with_past=with_past), prefix)
-        branches[with_past] = branch.graph("branch", [], _outputs(prefix), {})
+        _named(branch, _decoder(branch, with_past=with_past, places=places))  # by the names of the outputs around
+        branches[with_past] = branch.graph("branch", [], _outputs(), {})
     names = [each.name for each in _outputs()]
     taken = helper.make_node("If", [_BRANCH], names, then_branch=branches[True], else_branch=branches[False])
     merged = _Graph(shared)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fractune_core.errors import BadRequest
-from fractune_core.files.manifests import LOGITS, NEXT_TOKEN
+from fractune_core.files.manifests import LOGITS, MASK, NEXT_TOKEN
 from fractune_runtime.tvm_runtime.tensors import CacheRows, TensorSpec, array_of, as_arrays
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array
 
 IDS = ("input_ids", "decoder_input_ids", "tokens", "ids")
-MASK = ("attention_mask", "decoder_attention_mask")
 POSITIONS = ("position_ids", "cache_position")
 _BY_TOKENS = 3
 """Rank of outputs with an axis of tokens"""
@@ -263,11 +262,13 @@ class _Bucket:
         ids = next((spec.shape for spec in others if spec.name in IDS), ())
         is_whole = total == past
         tokens = int(ids[-1] or 0) if is_whole and ids else total - past
-        _check_roles(name, [spec for spec in others if spec.name not in fixed], tokens, total)
+        hides = all(each.get("hides_unused") is True for each in described)
+        _check_roles(name, [spec for spec in others if spec.name not in fixed], tokens, total, hides=hides)
         batch = next(int(spec.shape[0] or 0) for spec in others if spec.name in IDS)
         left = [spec for spec in gives.values() if spec.name not in {each["output"] for each in described}]
         place = next((at for at, spec in enumerate(left) if spec.name in (LOGITS, NEXT_TOKEN)), 0)
-        pads = _is_by_tokens(left[place]) and left[place].shape[1] == tokens
+        # Without a mask, the tokens of a call may see each other, and then they would see padding too.
+        pads = not hides and _is_by_tokens(left[place]) and left[place].shape[1] == tokens
         return cls(model, batch, tokens, past, caches, fixed, left, place, is_whole, pads)
 
     @property
@@ -341,11 +342,11 @@ def _is_by_tokens(spec: TensorSpec) -> bool:
     return len(spec.shape) >= (2 if spec.name == NEXT_TOKEN else _BY_TOKENS)
 
 
-def _check_roles(name: str, specs: Sequence[TensorSpec], tokens: int, total: int) -> None:
-    """Raises BadRequest for inputs that a session cannot give."""
+def _check_roles(name: str, specs: Sequence[TensorSpec], tokens: int, total: int, *, hides: bool) -> None:
+    """Raises BadRequest for inputs that a session cannot give. `hides`: whether the model needs no mask."""
     names = {spec.name for spec in specs}
     for known, what in ((IDS, "the new tokens"), (MASK, "which rows are in use")):
-        if not names & set(known):
+        if not names & set(known) and not (hides and known is MASK):
             raise BadRequest(f"{name} has no input for {what} ({' or '.join(known)}); run() it, or export it with one")
     for spec in specs:
         rows = total if spec.name in MASK else tokens

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fractune_core.errors import BadRequest
-from fractune_runtime.decoder import IDS, MASK, POSITIONS, DecoderSession
+from fractune_core.files.manifests import MASK
+from fractune_runtime.decoder import IDS, POSITIONS, DecoderSession
 from fractune_runtime.io_binding import OrtValue, input_of, invalid_argument, onnx_type
 from fractune_runtime.tvm_runtime.tensors import CacheRows, fits
 

@@ -25,6 +25,8 @@ MAIN = "main"
 """The entry of a variant's code"""
 LOGITS, NEXT_TOKEN = "logits", "next_token"
 """Outputs of a decoder: the scores of all words at each position, or the best word there"""
+MASK = ("attention_mask", "decoder_attention_mask")
+"""Inputs of a decoder that say which rows of its cache are in use"""
 MAIN_CACHED = "main_cached"
 """The entry of a variant that appends to caches in memory of the caller"""
 ITEM_BYTES = {

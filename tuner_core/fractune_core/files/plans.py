@@ -19,6 +19,7 @@ ARENA = 0
 _MOST_BYTES = 2**46
 """of one tensor, and of an arena: more than processors can address"""
 _MOST_DIMENSIONS = 32
+_COUNT_BYTES = 8
 
 
 def plan_name(entry: str) -> str:
@@ -83,6 +84,8 @@ class Plan(JsonObject):
     tensors: tuple[PlannedTensor, ...]
     calls: tuple[PlannedCall, ...]
     caches: tuple[PlannedCache, ...] = ()
+    unused: tuple[int, ...] = ()
+    """offsets in the arena of numbers (int64) that the caller writes: the rows of the caches before those in use"""
 
     @classmethod
     def read(cls, text: bytes) -> Plan:
@@ -110,6 +113,8 @@ def _complaints(plan: Plan) -> Iterator[str]:
     for call in plan.calls:
         if not all(0 <= number < len(plan.tensors) for number in call.arguments):
             yield f"a call of '{call.kernel}' with a tensor that is not there"
+    if not all(0 <= offset <= plan.arena_bytes - _COUNT_BYTES and not offset % _COUNT_BYTES for offset in plan.unused):
+        yield f"a number of rows outside its arena of {plan.arena_bytes} bytes"
     yield from _cache_complaints(plan)
 
 

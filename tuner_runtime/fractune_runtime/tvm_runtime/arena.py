@@ -26,6 +26,7 @@ _DL_TENSOR = [
 """DLPack's tensor"""
 _ANY = [("kind", "i4"), ("padding", "u4"), ("value", "u8")]
 """an argument of TVM's calling convention"""
+_COUNT_BYTES = 8
 _POINTS_TO_TENSOR = 7
 """TVM's number for such an argument"""
 _TIMESPEC = [("s", "i8"), ("ns", "i8")]
@@ -127,11 +128,15 @@ class Planned:
         main, prepared = self.main, _Arguments(layout)
         prepared.point([each.data_ptr() for each in (*arguments, *outputs)])
 
+        counts = [self._arena[offset : offset + _COUNT_BYTES].view("int64") for offset in self.plan.unused]
+
         def run() -> None:
             main(prepared.address, 0)
 
         def run_at(first: int) -> None:
             prepared.move(first)
+            for count in counts:
+                count[0] = -first
             main(prepared.address, 0)
 
         return run_at if self.plan.caches else run

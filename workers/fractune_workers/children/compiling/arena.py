@@ -32,7 +32,7 @@ from fractune_core.files.plans import (
     plan_name,
 )
 from fractune_workers.children.compiling.cache_in_place import rows_of
-from fractune_workers.children.rewriting.caches import caches_of
+from fractune_workers.children.rewriting.caches import caches_of, counts_unused
 from fractune_workers.children.rewriting.expressions import is_constant, operator_of
 
 _MONOTONIC = 1
@@ -133,6 +133,8 @@ class _Line:
         self._known: dict[Any, Any] = {}
         """by variable: a view, or a list of them"""
         self.calls: list[_Call] = []
+        self.unused: list[_View] = []
+        """the numbers that the caller of the entry for caches writes"""
         self.params = [self._own_memory(param) for param in self._main.params]
         self.sizes: dict[Any, int] = {}
         """bytes of each allocation"""
@@ -189,6 +191,9 @@ class _Line:
         if not is_kernel or not isinstance(var.ty, relax.TupleType) or var.ty.fields:
             raise _NotStraight
         arguments = [view for each in value.args for view in _flat(self._value(each))]
+        if self._rows and counts_unused(self._mod[value.op]):
+            self.unused.append(arguments[-1])
+            return
         self.calls.append(_Call(str(value.op.name_hint), arguments))
 
     def _value(self, expr: Any) -> Any:
@@ -219,11 +224,15 @@ def _plan(line: _Line, outputs: Sequence[_View], given: dict[Any, int]) -> Plan:
         for each in call.arguments:
             uses.setdefault(each.memory, []).append(number)
     constants = [memory for memory in uses if isinstance(memory, bytes)]
-    own = [memory for memory in uses if memory in line.sizes and memory not in given]
+    unused = [each.memory for each in line.unused]
+    if any((each.dtype, each.shape) != ("int64", (1,)) or each.memory in given for each in line.unused):
+        raise _NotStraight
+    own = [memory for memory in uses if memory in line.sizes and memory not in (*given, *unused)]
     needs = [_Need(line.sizes[memory], uses[memory][0], uses[memory][-1]) for memory in own]
-    always = [_Need(len(constant), 0, len(line.calls)) for constant in constants]
+    lengths = [*map(len, constants), *(line.sizes[memory] for memory in unused)]
+    always = [_Need(length, 0, len(line.calls)) for length in lengths]
     offsets, arena_bytes = _offsets([*needs, *always])
-    begins = dict(zip([*own, *constants], offsets, strict=True))
+    begins = dict(zip([*own, *constants, *unused], offsets, strict=True))
     places = {view.memory: number for number, view in enumerate(line.params, ARENA + 1)}
     places.update({memory: ARENA + 1 + len(line.params) + number for memory, number in given.items()})
     numbers = {view: number for number, view in enumerate(dict.fromkeys(arguments))}
@@ -235,6 +244,7 @@ def _plan(line: _Line, outputs: Sequence[_View], given: dict[Any, int]) -> Plan:
         tuple(view.placed(places.get(view.memory, ARENA), begins.get(view.memory, 0)) for view in numbers),
         tuple(PlannedCall(call.kernel, tuple(numbers[each] for each in call.arguments)) for call in line.calls),
         tuple(line.caches),
+        tuple(begins[memory] for memory in unused),
     )
 
 

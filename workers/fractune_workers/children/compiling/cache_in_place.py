@@ -19,7 +19,7 @@ from tvm.tirx.script.builder import ir as builder
 
 from fractune_core.files.manifests import ALIGNMENT_BYTES, MAIN_CACHED
 from fractune_workers.children.compiling.concat_in_place import into_slice
-from fractune_workers.children.rewriting.caches import Cache, caches_of
+from fractune_workers.children.rewriting.caches import Cache, caches_of, counts_unused
 from fractune_workers.children.rewriting.expressions import OPAQUE, has_fixed_shapes, operator_of, shape_of
 
 _ALLOCATION = "builtin.alloc_tensor"
@@ -51,6 +51,11 @@ def rows_of(function: Any) -> int | None:
     """The rows that an entry uses of each buffer; None for an entry without buffers."""
     used = (function.attrs or {}).get(_USED)
     return None if used is None else int(used)
+
+
+def has_unused_rows(mod: tvm.IRModule) -> bool:
+    """Whether the model itself hides the rows of its caches that are not in use."""
+    return any(counts_unused(each) for each in mod.functions.values())
 
 
 class _Entry:
@@ -245,7 +250,13 @@ def described_caches(
     mod: tvm.IRModule, inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]]
 ) -> Any:
     """The field `caches` of a manifest: names of inputs and outputs, and the axes of their rows."""
+    hides = has_unused_rows(mod)
     return [
-        {"input": inputs[each.input]["name"], "output": outputs[each.output]["name"], "axis": each.axis}
+        {
+            "input": inputs[each.input]["name"],
+            "output": outputs[each.output]["name"],
+            "axis": each.axis,
+            **({"hides_unused": True} if hides else {}),
+        }
         for each in caches_of(mod)
     ]

@@ -37,7 +37,7 @@ from fractune_workers.children.building.cuda import (
 from fractune_workers.children.building.embed_cubin import merged
 from fractune_workers.children.building.triton_archive import build_triton_parts, with_room_for_partials
 from fractune_workers.children.compiling.arena import in_arena, with_parameters
-from fractune_workers.children.compiling.cache_in_place import with_entry_for_caches
+from fractune_workers.children.compiling.cache_in_place import has_unused_rows, with_entry_for_caches
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
 from fractune_workers.children.importing.passes import is_scheduled
 from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions
@@ -252,9 +252,12 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
         if for_gpu:
             mod = with_planned_workspaces(mod, target)
         else:
-            mod = with_entry_for_caches(with_product_prefetches(with_byte_products(mod, target)))
+            alone = with_product_prefetches(with_byte_products(mod, target))
+            mod = with_entry_for_caches(alone)
             if (planned := in_arena(mod)) is not None:
                 return planned
+            if has_unused_rows(mod):  # which only a plan takes from the caller
+                mod = alone
         return with_parameters(mod, tvm.transform.Sequential(pipeline.finalize_passes(target))(mod))
 
 

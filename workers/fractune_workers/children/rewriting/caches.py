@@ -23,9 +23,12 @@ _CACHES = "fractune.caches"
 """Attribute of `main`: JSON of its caches"""
 _PARTS = 2
 _APPENDS = "fractune.appends"
+_UNUSED = "fractune.unused_rows"
 APPENDS = {_APPENDS: 1, **OPAQUE}
 """Attributes of a kernel. Its operands are new rows (batch, tokens, heads * width), the first places that they get
 (batch), and a cache before (batch, heads, rows, width). The cache behind has the same shape."""
+COUNTS_UNUSED = {_UNUSED: 1, **OPAQUE}
+"""Attributes of a kernel that gives the number of rows before those in use (int64, one element): 0 in `main`"""
 _ROWS_AXIS = 2
 _APPENDED = 3
 
@@ -84,6 +87,11 @@ def _appended(mod: tvm.IRModule, main: Any) -> Iterator[tuple[Any, Cache]]:
         fits = len(past) == 4 and new[::2] == (past[0], past[1] * past[3]) and start == past[:1] and new[1] <= past[2]
         if fits and len(new) == _APPENDED and shape_of(value) == past and str(operands[1].ty.dtype) == "int32":
             yield value, Cache(facts.own[operands[2]], facts.places[var], _ROWS_AXIS)
+
+
+def counts_unused(function: Any) -> bool:
+    """Whether a kernel has the attributes `COUNTS_UNUSED`."""
+    return _UNUSED in (function.attrs or {})
 
 
 class _Facts:

@@ -39,7 +39,13 @@ from fractune_workers.children.importing.onnx_graph import (
 )
 from fractune_workers.children.importing.onnx_models.decompositions import decomposed, renewed
 from fractune_workers.children.importing.onnx_models.onnx_loops import unrolled
-from fractune_workers.children.importing.operators import gather_blocks, group_query, packed_weights, rotary
+from fractune_workers.children.importing.operators import (
+    gather_blocks,
+    group_query,
+    packed_weights,
+    rotary,
+    unused_rows,
+)
 from fractune_workers.children.importing.operators.quantization import QUANTIZED_LSTM, as_lstm
 
 _LARGEST = 65_536
@@ -74,6 +80,7 @@ _INFERRED: Mapping[str, Callable[..., dict[str, onnx.TypeProto]]] = {
     "com.microsoft.GatherBlockQuantized": gather_blocks.inferred,
     "com.microsoft.GroupQueryAttention": group_query.inferred,
     "com.microsoft.RotaryEmbedding": rotary.inferred,
+    **dict.fromkeys(unused_rows.UNUSED, unused_rows.inferred),
 }
 """By operator of other domains: the types of its outputs from those of its inputs, and from constant inputs"""
 
@@ -229,7 +236,8 @@ class Folding:
             self.add_weights(branch.initializer)
             yield from self.walk(branch.node)
             for inner, outer in zip(branch.output, node.output, strict=True):
-                yield from self._visit(helper.make_node("Identity", [inner.name], [outer]))
+                if inner.name != outer:
+                    yield from self._visit(helper.make_node("Identity", [inner.name], [outer]))
         elif (nodes := self._decomposed(node)) is not None:
             for each in nodes:
                 yield from self._visit(each)

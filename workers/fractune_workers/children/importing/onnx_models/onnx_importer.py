@@ -49,6 +49,7 @@ from fractune_workers.children.importing.operators.packed_weights import PACKED_
 from fractune_workers.children.importing.operators.quantization import INTEGER_PRODUCTS, QUANTIZATION, QUANTIZED_LSTM
 from fractune_workers.children.importing.operators.recurrent import RECURRENT
 from fractune_workers.children.importing.operators.rotary import ROTARY
+from fractune_workers.children.importing.operators.unused_rows import UNUSED
 from fractune_workers.children.rewriting.expressions import is_constant, type_text
 from fractune_workers.children.rewriting.origins import with_origins
 from fractune_workers.children.rewriting.widened import HALVES
@@ -69,6 +70,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **QUANTIZED_LSTM,
     **RECURRENT,
     **ROTARY,
+    **UNUSED,
 }
 
 LATE = (

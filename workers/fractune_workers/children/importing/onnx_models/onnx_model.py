@@ -57,6 +57,7 @@ from fractune_workers.children.importing.onnx_models.onnx_shapes import (
     fix_constants,
     fix_shapes,
 )
+from fractune_workers.children.importing.onnx_models.unmasked_caches import hide_unused_rows
 from fractune_workers.children.importing.rolling.rolled import roll_up
 from fractune_workers.children.tvm_api.keep_out import hushed
 from fractune_workers.children.tvm_api.scratch_tensors import Weights
@@ -143,6 +144,7 @@ def load_onnx(
     check_inputs(model.graph, fixed, constants)
     fix_shapes(model.graph, fixed, constants)
     fix_constants(model.graph, constants)
+    hide_unused_rows(model, limits)
     rolls = recurrences and not apart
     read = partial(_read, limits=limits, captured=ComputedConstants(limits), recurrences=rolls)
     return read(model, apart=apart, is_branch=False)
