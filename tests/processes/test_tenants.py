@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -396,10 +397,11 @@ PAGES: dict[str, Callable[[Names], list[str]]] = {
     "/fit": lambda n: ["/fit", f"/fit?job={n.job}&rate=18/s&p99=50ms"],
     "/plan": lambda n: ["/plan", f"/plan?job={n.job}&rate=18/s&p99=50ms"],
     "/pairs": lambda _: ["/pairs"],
+    "/find": lambda n: [f"/find?q={each}" for each in (n.job.partition("/")[2], n.sha256, n.operator, n.display_name)],
     "/events": lambda _: [],
     "/static": lambda _: ["/static/page.js"],
 }
-"""by route: what a reader asks with the names of another tenant. `/events` sends the numbers of states alone"""
+"""by route: what a reader asks with the names of another tenant. `/events` has a test of its own"""
 
 
 @pytest.fixture(scope="module")
@@ -444,6 +446,49 @@ def test_no_page_tells_of_another_tenant(two: Two, port: int, route: str) -> Non
             seen, empty = (page(port, two.tokens["gamma"].text, asked, accept) for asked in (mine, nobodys))
             assert (seen[0], two.names.hidden(seen[1])) == (empty[0], nothing.hidden(empty[1]))
             assert MARK not in two.names.hidden(seen[1])
+
+
+@contextlib.contextmanager
+def events(port: int, token: TokenText) -> Iterator[list[bytes]]:
+    """The events that a reader has got, from the first on."""
+    found: list[bytes] = []
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as listening:
+        listening.request("GET", "/events", headers={"authorization": f"Bearer {token.text}"})
+        answer, link = listening.getresponse(), listening.sock
+
+        def listen() -> None:
+            with contextlib.suppress(OSError, ValueError):
+                found.extend(line for line in answer if line.startswith(b"data:"))
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        wait_until(lambda: found)
+        yield found
+        link.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def taken_at(port: int, token: TokenText) -> float:
+    """When the server was last read for this reader."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request("GET", "/", headers={"authorization": f"Bearer {token.text}", "accept": "application/json"})
+        return float(json.load(connection.getresponse())["taken_at"])
+
+
+def test_no_event_tells_of_another_tenant(two: Two, port: int) -> None:
+    """A reader's events are the changes of what this reader sees: also how many come, and when, tells of no other."""
+    create_tenant(two.place.state, None, "theta", Quotas())
+    token = create_token(two.place.state, None, "x", Scope.READ, None, Quotas(), reach=Reach("theta"))
+    for each in (token, two.tokens["reader"]):
+        taken_at(port, each)
+    with events(port, token) as theirs, events(port, two.tokens["reader"]) as of_all:
+        before = list(theirs), list(of_all)
+        model = two.client.upload(model_bytes((f"conv_{uuid.uuid4().hex}", 1)))
+        two.client.finish(two.client.create(model, trials=2).name)
+        ended_at = time.time()
+        wait_until(lambda: taken_at(port, token) > ended_at)
+        wait_until(lambda: of_all != before[1])
+        assert theirs == before[0]
 
 
 def test_readers_see_their_own_and_admins_all(two: Two, port: int) -> None:

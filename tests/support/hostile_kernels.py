@@ -17,8 +17,8 @@ from tvm import relax, te, tirx
 ESCAPED = "ESCAPED"
 _STDERR = 2
 _AF_INET, _AF_UNIX, _STREAM = 2, 1, 1
-_SHARED_MEMORY = 0x21
-"""MAP_SHARED and MAP_ANONYMOUS"""
+_SHARED_MEMORY = 0x4021
+"""MAP_SHARED, MAP_ANONYMOUS and MAP_NORESERVE: the kernel gives out more than there is"""
 _SEIZE = 0x4206
 """of ptrace; to attach would stop the process that tests"""
 _FAR = 1 << 33
@@ -62,7 +62,7 @@ def attacks(secret: Path, folder: Path, victim: int) -> Mapping[str, Any]:
         "socket": _call("socket", _AF_INET, _STREAM, 0, dtype="int32"),
         "unix-socket": _call("socket", _AF_UNIX, _STREAM, 0, dtype="int32"),
         "memory-file": _call("memfd_create", "x", 0, dtype="int32"),
-        "shared-memory": _call("mmap", 0, 1 << 46, 3, _SHARED_MEMORY, -1, 0),
+        "shared-memory": _call("mmap", 0, 1 << 45, 3, _SHARED_MEMORY, -1, 0),
         "signal": _call("kill", victim, 0, dtype="int32"),
         "trace": _call("ptrace", _SEIZE, victim, 0, 0),
         "memory-of-others": _call("process_vm_readv", victim, 0, 0, 0, 0, 0),

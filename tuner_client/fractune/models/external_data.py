@@ -33,6 +33,8 @@ _LOCATION = b"location"
 _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 8, 9, 13, 14
 """fields of a tensor"""
 _MOST_DIGITS = 18
+_MOST_TIMES = 16
+"""as large as the files that it is made of may one file be: weights may share their bytes"""
 _AGAIN = "copy or export the model again"
 
 
@@ -87,8 +89,11 @@ def write_one_file(path: Path, target: Path, *, greedy: bool = False) -> None:
             raise BadModel("is not an ONNX file")
         if greedy and not any(each.name == LOGITS for each in found.interface().outputs):
             raise BadModel(f"has no output '{LOGITS}'; leave --greedy out")
-        parts = list(_Joining(found, path.parent, greedy=greedy).parts("model", 0, found.size, 0))
-        total = sum(map(_size, parts))
+        joining = _Joining(found, path.parent, greedy=greedy)
+        parts = list(joining.parts("model", 0, found.size, 0))
+        total, held = sum(map(_size, parts)), found.size + joining.files_bytes
+        if total > _MOST_TIMES * held:
+            raise BadModel(f"has {total:,} bytes of weights in files of {held:,}: too many share their bytes; {_AGAIN}")
         if total > MOST_MODEL_BYTES:
             size, most = f"{total / 2**30:.1f} GiB", MOST_MODEL_BYTES >> 30
             raise BadModel(f"has {size} with its weights, and at most {most} are supported; export it in float16")
@@ -112,6 +117,11 @@ class _Joining:
         self._folder = folder
         self._sizes: dict[str, int] = {}
         """of the files beside the model, in bytes"""
+
+    @property
+    def files_bytes(self) -> int:
+        """Of the files with weights that were found."""
+        return sum(self._sizes.values())
 
     def parts(self, kind: str, at: int, end: int, depth: int) -> Iterator[bytes | _Range]:
         """Of a message of that kind, from byte `at` to `end`, with the numbers of its weights inside."""

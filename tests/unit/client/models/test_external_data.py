@@ -177,6 +177,20 @@ def test_a_huge_model_is_refused_before_a_byte_is_copied(tmp_path: Path, monkeyp
         pass
 
 
+def test_a_small_file_that_many_weights_share_does_not_fill_the_disk(tmp_path: Path) -> None:
+    data, path = tmp_path / "m.data", tmp_path / "m.onnx"
+    data.write_bytes(bytes(1 << 20))
+    held = model()
+    for number in range(20):
+        weight = held.graph.initializer.add(name=f"w{number}", data_type=TensorProto.FLOAT, dims=[1 << 18])
+        weight.data_location = TensorProto.EXTERNAL
+        weight.external_data.add(key="location", value=data.name)
+    path.write_bytes(held.SerializeToString())
+    says = r"m\.onnx: has 20,\d+,\d+ bytes of weights in files of 1,0\d+,\d+: too many share their bytes"
+    with pytest.raises(BadModel, match=says), model_file(path):
+        pass
+
+
 def test_weights_may_lie_in_a_safetensors_file(tmp_path: Path) -> None:
     """Its numbers are at offsets, as in any other file beside a model."""
     path = saved(tmp_path / "m.onnx")
