@@ -154,16 +154,21 @@ def _best_tiles(found: JobStatus, timed: Sequence[RuntimeTime]) -> list[Tile]:
     fastest = min(known, key=lambda each: each.tuned_s)
     cheapest = min(known, key=_cost_s)
     unit = cheapest.granted.unit
+    doubt = ("disturbed: it may be another share",) if found.is_disturbed else ()
     of_fastest = [f"{each} at {fastest.share}" for each in _over(fastest, timed)]
     cost = f"{fastest.share}: {time_text(_cost_s(fastest))}" if fastest is not cheapest else "the fastest too"
     return [
-        Tile(
-            "fastest",
-            Cell(f"{marked_time(fastest.tuned_s, at_most=fastest.is_disturbed)} at {fastest.share}"),
-            tuple(of_fastest),
-        ),
-        Tile(f"least {unit} time", Cell(f"{time_text(_cost_s(cheapest))} at {cheapest.share}"), (cost,)),
+        Tile("fastest", Cell(f"{_one_text(fastest)} at {fastest.share}"), (*doubt, *of_fastest)),
+        Tile(f"least {unit} time", Cell(f"{_cost_text(cheapest)} at {cheapest.share}"), (*doubt, cost)),
     ]
+
+
+def _one_text(result: ShareResult) -> str:
+    return marked_time(result.tuned_s, at_most=result.is_disturbed)
+
+
+def _cost_text(result: ShareResult) -> str:
+    return marked_time(_cost_s(result), at_most=result.is_disturbed)
 
 
 def _cost_s(result: ShareResult) -> float:
@@ -209,11 +214,11 @@ def _speeds(found: JobStatus, timed: Sequence[RuntimeTime], before: JobStatus | 
         (
             Cell(each.share),
             Cell(
-                marked_time(each.tuned_s, at_most=each.is_disturbed),
+                _one_text(each),
                 bar=100 * each.tuned_s / longest if longest else None,
-                level=0 if each.tuned_s == least_s else -1,
+                level=_level(found, each.tuned_s, least_s),
             ),
-            Cell(time_text(_cost_s(each)), level=0 if _cost_s(each) == least_cost_s else -1),
+            Cell(_cost_text(each), level=_level(found, _cost_s(each), least_cost_s)),
             Cell(marked_time(each.untuned_s, at_most=each.is_untuned_at_most)),
             *([_at_share(before, each.share)] if before else []),
             *(cell for name in runtimes for cell in _beside(found, each, name, timed)),
@@ -224,6 +229,11 @@ def _speeds(found: JobStatus, timed: Sequence[RuntimeTime], before: JobStatus | 
     if any(each.measured_at < found.created_at for each in timed):
         notes.append("[earlier]: timed beside the bundle of an earlier job")
     return Block("How fast", columns, rows, (*notes, *disturbed_notes(found.results)))
+
+
+def _level(found: JobStatus, secs: float, least_s: float) -> int:
+    """Disturbed times choose nothing."""
+    return 0 if secs == least_s and not found.is_disturbed else -1
 
 
 def _at_share(job: JobStatus, share: str) -> Cell:
