@@ -259,7 +259,8 @@ def within(found):
     return [found, *(each for imported in found.imports for each in within(imported))]
 
 (library,) = (each for each in within(module) if "cuda" in {imported.kind for imported in each.imports})
-names = {name.decode() for each in objects for name in re.findall(rb"(?<=__tvm_ffi_)[a-z]\\w+", each)} - {"main"}
+names = {name.decode() for each in objects for name in re.findall(rb"(?<=__tvm_ffi_)[a-z]\\w+", each)}
+names -= {"main", "main_plan"}
 found = [library.get_function(f"{name}_kernel", query_imports=True) for name in names]
 print(len(found) == len(library.imports) > 1, None not in found)
 print(machine.implements_function("main"), "tvm" in sys.modules)
