@@ -6,6 +6,7 @@ The contents decide the format: files come by upload, and their names say nothin
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from fractune_workers.children.tvm_api.scratch_tensors import LEAST_BYTES, Weigh
 
 APART_FROM_BYTES = 2**30
 """of an ONNX file, whose weights protobuf does not read then"""
+_OUTLINED_FROM_BYTES = 2**24
+"""of an ONNX file that is not read as a whole: protobuf has a copy of each weight already"""
 
 _ZIP = b"PK\x03\x04"
 _LFS_POINTER = "version https://git-lfs"
@@ -55,7 +58,7 @@ class Variants:
 
 @dataclass(frozen=True)
 class Contents:
-    """A model file in memory; of a large ONNX file without its large weights."""
+    """A model file in memory; of an ONNX file that is not small without its large weights."""
 
     data: bytes
     size: int
@@ -72,6 +75,8 @@ def load_variants(path: Path, inputs: Shapes | None = None, *, recurrences: bool
         fused = read_fused(held.data) if held.data.startswith(_ZIP) else None
         if fused is None:
             only = load_fixed(held.data, shapes, Limits(held.size), recurrences=recurrences, apart=held.weights)
+            if held.size >= _OUTLINED_FROM_BYTES:
+                gc.collect()  # the importer leaves cycles that hold all weights
             return Variants((path.name,), (only,), (held.data,))
         limits = Limits(held.size, len(fused.names))
         modules = []
@@ -118,13 +123,14 @@ def load_fixed(
 
 
 def _read(path: Path) -> Contents:
-    """The file; a large ONNX file without its large weights. Raises BadModel."""
+    """The file. Raises BadModel."""
     try:
         size = path.stat().st_size
         scratch = begin(large=size >= APART_FROM_BYTES)
-        if scratch is not None:
-            with walk(path) as found:
-                if found is not None and size <= MOST_MODEL_BYTES:
+        if (scratch or size >= _OUTLINED_FROM_BYTES) and size <= MOST_MODEL_BYTES:
+            # What cannot be walked over is read as a whole, if it can be, and refused by other words.
+            with contextlib.suppress(*(() if scratch else (BadModel,))), walk(path) as found:
+                if found is not None:
                     data, places = found.apart(LEAST_BYTES)
                     weights = {name: WeightInFile(path, *place, scratch) for name, place in places.items()}
                     return Contents(data, size, weights)

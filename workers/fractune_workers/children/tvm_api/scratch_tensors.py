@@ -10,6 +10,7 @@ import contextlib
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -73,8 +74,9 @@ class _Segment:
     """A scratch file. It is written as a file, so that a full disk is an error, and read as memory."""
 
     def __init__(self, size: int) -> None:
-        with _errors_of_the_disk():
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the tensors
+        with errors_of_the_disk():
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as this
+            weakref.finalize(self, self._file.close)
             os.pwrite(self._file.fileno(), b"\0", size - 1)  # the sandbox has no call that makes a file longer
         self.mapped = mmap.mmap(self._file.fileno(), size)
         self._used = 0
@@ -89,7 +91,7 @@ class _Segment:
         for piece in pieces:
             rest = memoryview(piece)
             while rest:
-                with _errors_of_the_disk():
+                with errors_of_the_disk():
                     written = os.pwrite(self._file.fileno(), rest, at)
                 at, rest = at + written, rest[written:]
         if at != self._used:
@@ -102,7 +104,8 @@ class _Segment:
 
 
 @contextlib.contextmanager
-def _errors_of_the_disk() -> Iterator[None]:
+def errors_of_the_disk() -> Iterator[None]:
+    """Within the block, errors of the folder for temporary files are BadModel."""
     try:
         yield
     except OSError as error:
@@ -120,11 +123,19 @@ class WeightInFile:
     begin: int
     size: int
     """bytes"""
-    scratch: ScratchTensors
+    scratch: ScratchTensors | None
+    """of a large model"""
 
     def tensor(self, dtype: str, shape: Sequence[int]) -> Any:
-        """Raises BadModel as `ScratchTensors.read`."""
-        return self.scratch.read(self.path, self.begin, dtype, shape)
+        """In a scratch file. Raises BadModel as `ScratchTensors.read`."""
+        scratch = self.scratch or ScratchTensors()
+        return scratch.read(self.path, self.begin, dtype, shape)
+
+    def read(self) -> bytes:
+        """All of them. Raises OSError."""
+        with self.path.open("rb") as file:
+            file.seek(self.begin)
+            return file.read(self.size)
 
 
 Weights = Mapping[str, WeightInFile]

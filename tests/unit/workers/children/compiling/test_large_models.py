@@ -1,4 +1,6 @@
-"""A model above a limit is compiled with its weights apart from protobuf, and its bundle is the same."""
+"""Models above two limits are read otherwise, and their bundles are the same: above the first without the bytes of the
+whole file in memory, above the second with their weights apart from protobuf.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import onnx
 import pytest
 
 from fractune_workers.children.importing import model_file
+from fractune_workers.children.importing.onnx_models import onnx_model
 from fractune_workers.children.tvm_api import scratch_tensors
 from tests.support.decoders import compile_decoder, write_decoder
 
@@ -45,3 +48,24 @@ def test_the_bundle_of_a_large_model_is_that_of_a_small_one(
     assert {name: each for name, each in apart.items() if name != "manifest.json"} == {
         name: each for name, each in whole.items() if name != "manifest.json"
     }
+
+
+def test_the_bundle_of_a_model_that_is_not_small_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_decoder(tmp_path / "decoder.onnx")
+    whole = entries(compile_decoder(model, 8, 1))
+    monkeypatch.setattr(model_file, "_OUTLINED_FROM_BYTES", 1)
+    monkeypatch.setattr(model_file, "LEAST_BYTES", 4096)
+    monkeypatch.setattr(onnx_model, "_IN_MEMORY_BYTES", 1)
+    kept = list[int]()
+
+    def read(path: Path, size: int = model.stat().st_size) -> model_file.Contents:
+        contents = read_file(path)
+        kept.append(size - len(contents.data))
+        return contents
+
+    read_file = model_file._read
+    monkeypatch.setattr(model_file, "_read", read)
+    (tmp_path / "other").mkdir()
+    other = model.rename(tmp_path / "other" / model.name)
+    assert entries(compile_decoder(other, 8, 1)) == whole
+    assert kept[0] > 4096, "most bytes of the file are not held beside protobuf's"

@@ -20,8 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import hashlib
+import io
 import logging
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -60,7 +63,7 @@ from fractune_workers.children.importing.onnx_models.onnx_shapes import (
 from fractune_workers.children.importing.onnx_models.unmasked_caches import hide_unused_rows
 from fractune_workers.children.importing.rolling.rolled import roll_up
 from fractune_workers.children.tvm_api.keep_out import hushed
-from fractune_workers.children.tvm_api.scratch_tensors import Weights
+from fractune_workers.children.tvm_api.scratch_tensors import Weights, errors_of_the_disk
 
 # The functions of a model, put in the place of their calls.
 #
@@ -119,6 +122,8 @@ _MOST_PAIRS_OF_READERS = 20_000_000
 many pairs take some 20 s; one tensor with 4,000 readers is within the limit."""
 _SHARED_BYTES = 4096
 """of a weight, from which on a copy is worth a look"""
+_IN_MEMORY_BYTES = 1 << 24
+"""of a model that is kept until it is slimmed; a larger one is in a file meanwhile"""
 _IR_VERSION_FIELD = b"\x08"
 """Each exporter's models begin with field 1, a number."""
 
@@ -131,13 +136,16 @@ def load_onnx(
     recurrences: bool = True,
     apart: Weights = MappingProxyType({}),
 ) -> tvm.IRModule:
-    """The ONNX model in `data` as a Relax module. `recurrences`: whether unrolled ones are rolled up, which reads
-    weights; none is with weights `apart`, which are not in `data`. Raises BadModel, also for a model that would exceed
-    `limits`.
+    """The ONNX model in `data` as a Relax module. Weights `apart` are not in `data`; those of a large model stay in
+    files. `recurrences`: whether unrolled ones are rolled up, which reads weights: none is then. Raises BadModel, also
+    for a model that would exceed `limits`.
     """
     model = _parse(data)
     check_count(model, limits)
     check_contents(model, {name: each.size for name, each in apart.items()})
+    in_memory = {name: each for name, each in apart.items() if each.scratch is None}
+    _read_weights(model.graph, in_memory)
+    apart = {name: each for name, each in apart.items() if name not in in_memory}
     model = without_functions(model)
     _drop_weights_from_inputs(model)
     fixed, constants = shapes_in(shapes), constants_in(shapes)
@@ -186,6 +194,13 @@ def _read(
     return _import(model, branches, apart)
 
 
+def _read_weights(graph: onnx.GraphProto, weights: Weights) -> None:
+    for tensor in graph.initializer:
+        if tensor.name in weights:
+            tensor.ClearField("data_location")
+            tensor.raw_data = weights[tensor.name].read()
+
+
 def _set_aside(graph: onnx.GraphProto, apart: Weights) -> list[onnx.TensorProto]:
     """The weights without numbers, which are inputs of the graph while it is slimmed."""
     outlines = [tensor for tensor in graph.initializer if tensor.name in apart]
@@ -220,14 +235,19 @@ def _drop_weights_from_inputs(model: onnx.ModelProto) -> None:
 
 def _slimmed(model: onnx.ModelProto) -> onnx.ModelProto:
     """The slimmed model, or as it was when slimming fails, which may change its argument half-way."""
-    before = onnx.ModelProto()
-    before.CopyFrom(model)
-    try:
-        with hushed():
-            return _slim(model)
-    except Exception as error:  # noqa: BLE001  third-party graph rewriting raises anything; the model goes on unslimmed
-        _log.info("slimming failed: %s", first_line(error))
-        return before
+    size = model.ByteSize()
+    with errors_of_the_disk(), io.BytesIO() if size < _IN_MEMORY_BYTES else tempfile.TemporaryFile() as before:
+        before.write(model.SerializeToString())
+        try:
+            with hushed():
+                return _slim(model)
+        except Exception as error:  # noqa: BLE001  third-party graph rewriting raises anything; it goes on unslimmed
+            _log.info("slimming failed: %s", first_line(error))
+            before.seek(0)
+            return onnx.load_from_string(before.read())
+        finally:
+            if size >= _IN_MEMORY_BYTES:
+                gc.collect()  # its graph is full of cycles, and holds all weights
 
 
 def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
