@@ -155,10 +155,9 @@ def _best_tiles(found: JobStatus, timed: Sequence[RuntimeTime]) -> list[Tile]:
     cheapest = min(known, key=_cost_s)
     unit = cheapest.granted.unit
     doubt = ("disturbed: it may be another share",) if found.is_disturbed else ()
-    of_fastest = [f"{each} at {fastest.share}" for each in _over(fastest, timed)]
     cost = f"{fastest.share}: {time_text(_cost_s(fastest))}" if fastest is not cheapest else "the fastest too"
     return [
-        Tile("fastest", Cell(f"{_one_text(fastest)} at {fastest.share}"), (*doubt, *of_fastest)),
+        Tile("fastest", Cell(f"{_one_text(fastest)} at {fastest.share}"), (*doubt, *_over(fastest, timed))),
         Tile(f"least {unit} time", Cell(f"{_cost_text(cheapest)} at {cheapest.share}"), (*doubt, cost)),
     ]
 
@@ -225,7 +224,8 @@ def _speeds(found: JobStatus, timed: Sequence[RuntimeTime], before: JobStatus | 
         )
         for each in found.results
     )
-    notes = [f"{unit} time: {unit}s of the share x time, what one inference costs; blue: the least"]
+    notes = [f"{unit} time: {unit}s of the share x time, what one inference costs"]
+    notes += [] if found.is_disturbed else ["blue: the least"]
     if any(each.measured_at < found.created_at for each in timed):
         notes.append("[earlier]: timed beside the bundle of an earlier job")
     return Block("How fast", columns, rows, (*notes, *disturbed_notes(found.results)))
