@@ -39,9 +39,11 @@ def canonical_graph(mod: Any) -> Graph:
 
 def read_graph(graph: Graph) -> Any:
     """The module of a canonical form. Raises whatever TVM raises for a graph of something else."""
-    import tvm
+    import tvm  # noqa: F401  it registers the types
+    from tvm_ffi.serialization import from_json_graph_str
 
-    return tvm.ir.load_json(json.dumps(graph))
+    # `tvm.ir.load_json` first renames what older versions wrote, and writes all of it again by Python's slow encoder.
+    return from_json_graph_str(json.dumps(graph))
 
 
 def names_of(mod: Any) -> Names:

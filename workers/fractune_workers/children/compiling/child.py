@@ -112,11 +112,12 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
         operators = extract(direct, target)
     workloads = {operator.workload_hash: {DIRECT: read_workload(operator.workload_json)} for operator in operators}
     known = {own: recurrence_in(by_name[DIRECT].mod) for own, by_name in workloads.items()}
+    called = hashes_of(direct)
     recurrences = {own: recurrence for own, recurrence in known.items() if recurrence is not None}
     others = {}
     for name in _others(target, [by_name[DIRECT] for by_name in workloads.values()]):
         other = with_marks(direct) if name == TRITON else prepare_variants(loaded, target, name).module
-        found = implementations_of(direct, other)
+        found = implementations_of(direct, other, called)
         if found:
             others[name] = other
         for own, workload in found.items():
@@ -137,7 +138,7 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
         workloads=workloads,
         recurrences=recurrences,
         hashes=hashes,
-        called=hashes_of(direct),
+        called=called,
         chains=chains,
         names=names,
         metadata=metadata,

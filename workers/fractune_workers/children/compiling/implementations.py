@@ -22,16 +22,18 @@ from fractune_workers.children.tvm_api.traces import Workload
 _CALL = "call_tir"
 
 
-def implementations_of(direct: tvm.IRModule, other: tvm.IRModule) -> dict[str, Workload]:
+def implementations_of(direct: tvm.IRModule, other: tvm.IRModule, called: Sequence[str]) -> dict[str, Workload]:
     """The operators of the prepared module `other` that differ from those of `direct`: their workloads, by the direct
-    hash of the operator in `direct`. Empty when the two modules do not make the same calls.
+    hash of the operator in `direct`, which calls the operators `called` (direct hashes). Empty when the two modules do
+    not make the same calls.
     """
     own, theirs = calls_of(direct), calls_of(other)
     if len(own) != len(theirs):
         return {}
-    calls = {(one.args[0], another.args[0]): (one, another) for one, another in zip(own, theirs, strict=True)}
-    pairs = ((function_of(direct, one), function_of(other, another)) for one, another in calls.values())
-    return {direct_hash(one): Workload.of(another) for one, another in pairs if not structural_equal(one, another)}
+    together = zip(called, own, theirs, strict=True)
+    calls = {(one.args[0], another.args[0]): (name, one, another) for name, one, another in together}
+    pairs = ((name, function_of(direct, one), function_of(other, another)) for name, one, another in calls.values())
+    return {name: Workload.of(another) for name, one, another in pairs if not structural_equal(one, another)}
 
 
 def with_implementations(

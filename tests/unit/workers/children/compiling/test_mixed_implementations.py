@@ -39,17 +39,16 @@ def operator(mod: tvm.IRModule, weight: int) -> str:
 
 def test_only_what_is_another_program_is_found() -> None:
     direct, other = prepare(model(), TARGET), prepare(model(), TARGET, WINOGRAD2)
-    found = implementations_of(direct, other)
+    found = implementations_of(direct, other, hashes_of(direct))
     assert list(found) == [operator(direct, 2)]
     (workload,) = found.values()
     assert direct_hash(workload.mod) in {o.workload_hash for o in extract(other, TARGET)}
-    assert not implementations_of(direct, direct)
+    assert not implementations_of(direct, direct, hashes_of(direct))
 
 
 def test_models_that_make_other_calls_have_nothing_in_common() -> None:
-    assert (
-        implementations_of(prepare(model(), TARGET), prepare(network([(1, 8)], lambda _, x: op.exp(x)), TARGET)) == {}
-    )
+    direct, other = prepare(model(), TARGET), prepare(network([(1, 8)], lambda _, x: op.exp(x)), TARGET)
+    assert implementations_of(direct, other, hashes_of(direct)) == {}
 
 
 def test_a_model_with_other_implementations_computes_the_same() -> None:

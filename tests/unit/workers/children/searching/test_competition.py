@@ -11,7 +11,7 @@ import pytest
 import tvm
 
 from fractune_core.implementations import DIRECT, WINOGRAD2, implementation_of, trace_of
-from fractune_workers.children.compiling.implementations import implementations_of
+from fractune_workers.children.compiling.implementations import hashes_of, implementations_of
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.searching.competition import CompetingSearches
 from fractune_workers.children.tvm_api.traces import read_workload
@@ -31,7 +31,7 @@ def workloads() -> dict[str, Any]:
 def competing(mod: tvm.IRModule) -> dict[str, Any]:
     """Of its one convolution, the direct one and Winograd's."""
     direct, other = prepare(mod, TARGET), prepare(mod, TARGET, WINOGRAD2)
-    ((name, winograd),) = implementations_of(direct, other).items()
+    ((name, winograd),) = implementations_of(direct, other, hashes_of(direct)).items()
     operator = next(each for each in extract(direct, TARGET) if each.workload_hash == name)
     return {DIRECT: read_workload(operator.workload_json), WINOGRAD2: winograd}
 
