@@ -4,6 +4,7 @@ whole file in memory, above the second with their weights apart from protobuf.
 
 from __future__ import annotations
 
+import gc
 import zipfile
 from pathlib import Path
 
@@ -69,3 +70,6 @@ def test_the_bundle_of_a_model_that_is_not_small_is_the_same(tmp_path: Path, mon
     other = model.rename(tmp_path / "other" / model.name)
     assert entries(compile_decoder(other, 8, 1)) == whole
     assert kept[0] > 4096, "most bytes of the file are not held beside protobuf's"
+    gc.collect()
+    left = [each for each in gc.get_objects() if isinstance(each, onnx.TensorProto) and len(each.raw_data) > 4096]
+    assert not left, "a part of a message holds its whole memory"

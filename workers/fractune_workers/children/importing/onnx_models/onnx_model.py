@@ -23,6 +23,7 @@ import copy
 import gc
 import hashlib
 import io
+import itertools
 import logging
 import tempfile
 from collections import Counter
@@ -36,6 +37,7 @@ import onnx.inliner
 import onnxslim
 import tvm
 from onnx import defs, helper
+from onnxslim.core.pattern.registry import DEFAULT_FUSION_PATTERNS
 
 from fractune_core.errors import BadModel, first_line
 from fractune_core.model_inputs import constants_in, shapes_in
@@ -247,7 +249,17 @@ def _slimmed(model: onnx.ModelProto) -> onnx.ModelProto:
             return onnx.load_from_string(before.read())
         finally:
             if size >= _IN_MEMORY_BYTES:
-                gc.collect()  # its graph is full of cycles, and holds all weights
+                _forget_slimmed()
+
+
+def _forget_slimmed() -> None:
+    """Free the graph of `onnxslim`, which holds all weights: it is full of cycles, and patterns keep the last nodes
+    that they were compared with.
+    """
+    for pattern in itertools.chain.from_iterable(DEFAULT_FUSION_PATTERNS.values()):
+        for name in pattern.pattern_dict:
+            vars(pattern).pop(name, None)
+    gc.collect()
 
 
 def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
