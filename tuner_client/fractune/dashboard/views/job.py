@@ -47,6 +47,8 @@ from fractune_core.errors import one_line
 from fractune_core.jobs import JobSpec, JobState, Priority
 
 _UNAVAILABLE = 503
+_MOST_SPEEDS = 6
+"""columns of latencies: with more, the untuned one is folded"""
 _MOST_DOTS = 2000
 """the newest"""
 _MOST_POINTS = 400
@@ -157,7 +159,11 @@ def _best_tiles(found: JobStatus, timed: Sequence[RuntimeTime]) -> list[Tile]:
     doubt = ("disturbed: it may be another share",) if found.is_disturbed else ()
     cost = f"{fastest.share}: {time_text(_cost_s(fastest))}" if fastest is not cheapest else "the fastest too"
     return [
-        Tile("fastest", Cell(f"{_one_text(fastest)} at {fastest.share}"), (*doubt, *_over(fastest, timed))),
+        Tile(
+            "fastest",
+            Cell(f"{_one_text(fastest)} at {fastest.share}"),
+            (*doubt, *_over(fastest, timed, found.created_at)),
+        ),
         Tile(f"least {unit} time", Cell(f"{_cost_text(cheapest)} at {cheapest.share}"), (*doubt, cost)),
     ]
 
@@ -176,11 +182,12 @@ def _cost_s(result: ShareResult) -> float:
     return result.tuned_s * (granted.limit.quota_m / 1000 if granted.limit else granted.units)
 
 
-def _over(result: ShareResult, timed: Sequence[RuntimeTime]) -> list[str]:
+def _over(result: ShareResult, timed: Sequence[RuntimeTime], created_at: float) -> list[str]:
+    """Runtimes that were timed beside the bundle of this job, and untuned."""
     beside = [
         f"{each.loop_ratio.median:.2f} of {runtime_name(each.runtime)}'s time"
         for each in timed
-        if each.share == result.share
+        if each.share == result.share and each.measured_at >= created_at
     ]
     return [*beside, f"{ratio_text(result.untuned_s, result.tuned_s)} as fast as untuned"]
 
@@ -204,7 +211,7 @@ def _speeds(found: JobStatus, timed: Sequence[RuntimeTime], before: JobStatus | 
     columns = (
         *(("share", False), ("one inference", True), (f"{unit} time", True), ("untuned", True)),
         *([("job before", True)] if before else []),
-        *((column, True) for name in runtimes for column in (runtime_name(name), "ours over it")),
+        *(column for name in runtimes for column in ((runtime_name(name), True), ("ours over it", False))),
     )
     known = [each for each in found.results if each.tuned_s > 0]
     longest, least_s = (f((each.tuned_s for each in known), default=0.0) for f in (max, min))
@@ -228,7 +235,8 @@ def _speeds(found: JobStatus, timed: Sequence[RuntimeTime], before: JobStatus | 
     notes += [] if found.is_disturbed else ["blue: the least"]
     if any(each.measured_at < found.created_at for each in timed):
         notes.append("[earlier]: timed beside the bundle of an earlier job")
-    return Block("How fast", columns, rows, (*notes, *disturbed_notes(found.results)))
+    aside = frozenset({3} if len(columns) > _MOST_SPEEDS else ())
+    return Block("How fast", columns, rows, (*notes, *disturbed_notes(found.results)), aside=aside)
 
 
 def _level(found: JobStatus, secs: float, least_s: float) -> int:
