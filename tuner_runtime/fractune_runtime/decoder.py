@@ -43,6 +43,10 @@ class Decodes(Protocol):
         """Of the inputs and the outputs."""
         ...
 
+    def run(self, inputs: Mapping[str, Any]) -> list[Array]:
+        """The outputs."""
+        ...
+
     def bind_cached(self, inputs: Mapping[str, Any], outputs: Sequence[Any]) -> Callable[[int], None]:
         """A call that computes the outputs that are no caches, and writes new rows into the buffers among the inputs.
         It takes the number of the row with which the buffers begin.
@@ -61,13 +65,19 @@ class DecoderSession:
     """tokens in the cache with which a step is still possible: the most rows of a bucket"""
 
     def __init__(self, models: Sequence[Decodes], inputs: Mapping[str, Any] | None = None) -> None:
-        """`models`: those of a bundle's buckets. `inputs`: those that stay the same, such as an encoder's outputs.
-        Raises BadRequest for a model without a cache, and for inputs that no session knows.
+        """`models`: those of a bundle's buckets. `inputs`: those that stay the same, such as an encoder's outputs; the
+        buckets of their shapes are used. Raises BadRequest for a model without a cache, and for inputs that no session
+        knows.
         """
-        self._buckets = [_Bucket.of(model, inputs or {}) for model in models]
+        given = dict(inputs or {})
+        with_past = [each for each in models if each.bundle.manifest.get("caches")]
+        own = [each for each in with_past if _fits(each, given)] or with_past or list(models[-1:])
+        firsts = [each for each in models if each not in with_past and _fits(each, given)]
+        rows = _rows_of_encoder(firsts[0], own[-1], given) if firsts and with_past else {}
+        self._buckets = [_Bucket.of(model, {**given, **rows}) for model in own]
         self.capacity = max(each.most for each in self._buckets)
-        rows = self.capacity + max(each.tokens for each in self._buckets)
-        self.caches = [CacheRows(spec, axis, rows, self.capacity) for spec, axis in self._buckets[-1].caches]
+        length = self.capacity + max(each.tokens for each in self._buckets)
+        self.caches = [CacheRows(spec, axis, length, self.capacity) for spec, axis in self._buckets[-1].caches]
         self._calls: dict[int, _Call] = {}
         """by the number of the bucket"""
         self.length = 0
@@ -336,6 +346,30 @@ class _Call:
             spec.name: (array[:, :count] if spec.name in self.by_tokens and array.shape[1] == tokens else array).copy()
             for spec, array in zip(self._bucket.outputs, self._outputs, strict=True)
         }
+
+
+def _fits(model: Decodes, given: Mapping[str, Any]) -> bool:
+    """Whether the model takes these inputs in their shapes, as far as it takes them."""
+    shapes = {name: tuple(getattr(each, "shape", ())) for name, each in given.items()}
+    return all(shapes.get(spec.name, spec.shape) == spec.shape for spec in model.specs[0])
+
+
+def _rows_of_encoder(first: Decodes, step: Decodes, given: Mapping[str, Any]) -> dict[str, Array]:
+    """The keys and values of the encoder that `step` takes, from a call of the branch without a past: they follow from
+    the inputs alone that stay the same. None where it gives none, or such an input is missing.
+    """
+    caches = {each["input"] for each in step.bundle.manifest["caches"]}
+    missing = {spec.name for spec in step.specs[0]} - caches - given.keys()
+    names = [spec.name.replace("present", "past_key_values", 1) for spec in first.specs[1]]
+    own = [spec for spec in first.specs[0] if spec.name not in given]
+    if not missing & set(names) or any(spec.name not in IDS and "past" not in spec.name for spec in own):
+        return {}
+    arrays = {spec.name: array_of(spec) for spec in own}
+    for each in arrays.values():
+        each[...] = 0
+    taken = {spec.name: given[spec.name] for spec in first.specs[0] if spec.name in given}
+    outputs = zip(names, first.run({**taken, **arrays}), strict=True)
+    return {name: array for name, array in outputs if name in missing}
 
 
 def _is_by_tokens(spec: TensorSpec) -> bool:

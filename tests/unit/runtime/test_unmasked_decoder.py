@@ -60,6 +60,17 @@ def test_greedy_tokens(tmp_path: Path, places: str, graph: str, pasts: Sequence[
     np.testing.assert_allclose(session.step(1), first["logits"][:, -1], atol=1e-5)
 
 
+def test_rows_of_the_encoder_are_computed_by_the_branch_without_a_past(tmp_path: Path) -> None:
+    folder = write_translator(tmp_path)
+    first = {f"past_key_values.{name}": [1, HEADS, 1, SIDE] for name in (*OWN, *CROSS)}
+    first |= {"input_ids": [1, 1], "encoder_hidden_states": [1, SOURCE, WIDTH], "use_cache_branch=const:0": [1]}
+    bundles = [compile_model(folder / MERGED, tmp_path / "0.fractune", "", ["cpu:1"], first), compiled(folder, 3)]
+    joined = fractune.load(fractune.join(bundles, out=tmp_path / "joined.fractune"))
+    wanted = by_onnxruntime(folder / DECODER, {"input_ids": np.array([[1]]), "encoder_hidden_states": HIDDEN})
+    logits = joined.decoder({"encoder_hidden_states": HIDDEN}).step(1)
+    np.testing.assert_allclose(logits, wanted["logits"][:, -1], atol=1e-5)
+
+
 def test_a_decoder_that_computes_with_positions_has_no_session(tmp_path: Path) -> None:
     bundle = compiled(write_translator(tmp_path, "computed"), 4, WITH_PAST)
     cross = {f"past_key_values.{name}": np.zeros((1, HEADS, SOURCE, SIDE), "float32") for name in CROSS}
