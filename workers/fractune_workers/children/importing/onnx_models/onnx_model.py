@@ -47,6 +47,7 @@ from fractune_workers.children.importing.onnx_graph import (
     described,
     domain_of,
     inputs_of,
+    names_read,
     opset_of,
     parsed,
     refusal,
@@ -242,7 +243,9 @@ def _slimmed(model: onnx.ModelProto) -> onnx.ModelProto:
         before.write(model.SerializeToString())
         try:
             with hushed():
-                return _slim(model)
+                made = _slim(model)
+            _check_names(made.graph)
+            return made
         except Exception as error:  # noqa: BLE001  third-party graph rewriting raises anything; it goes on unslimmed
             _log.info("slimming failed: %s", first_line(error))
             before.seek(0)
@@ -250,6 +253,15 @@ def _slimmed(model: onnx.ModelProto) -> onnx.ModelProto:
         finally:
             if size >= _IN_MEMORY_BYTES:
                 _forget_slimmed()
+
+
+def _check_names(graph: onnx.GraphProto) -> None:
+    """Raises ValueError where slimming has dropped a node whose output is read."""
+    made = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    made.update(name for node in graph.node for name in node.output)
+    missing = next((name for node in graph.node for name in names_read(node) if name and name not in made), None)
+    if missing is not None:
+        raise ValueError(f"'{missing}' is dropped")
 
 
 def _forget_slimmed() -> None:
