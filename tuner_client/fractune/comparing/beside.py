@@ -107,10 +107,11 @@ def nothing_shown_of(run: Callable[[dict[str, Array]], Sequence[Array]], inputs:
 
 
 class _Right:
-    """Outputs of one request that are as right as one another, computed by the first call. Exact sessions give them:
-    one without changes of the graph, one with them, one that rounds no data where the model lets it, as a bundle may
-    not, and those of moved models on moved inputs. A call raises BadModel, or FractuneError if ONNX Runtime or `onnx`
-    is missing.
+    """Outputs of one request that are as right as one another, computed by the first call.
+
+    Exact sessions give them: one without changes of the graph, one with them, and those of moved models on moved
+    inputs. One more rounds no data where the model allows it: a bundle need not. A call raises BadModel, or
+    FractuneError if ONNX Runtime or `onnx` is missing.
     """
 
     def __init__(self, onnx: bytes, model: Model, inputs: Mapping[str, Array]) -> None:
