@@ -79,7 +79,7 @@ def attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace
 
     monkeypatch.setattr(compile_role, "reader_child", start)
     monkeypatch.setattr(compile_role, "read_blob", lambda *_: iter([MODEL]))
-    monkeypatch.setattr(compile_role, "put_signed_blob", lambda *given: published.append(given[-1]))
+    monkeypatch.setattr(compile_role, "put_signed_file", lambda *given: published.append(given[-1].read_bytes()))
     context: Any = SimpleNamespace(
         computing=lambda _child: contextlib.nullcontext(), scratch_dir=scratch_dir, redis=None, secret=b""
     )
