@@ -23,9 +23,9 @@ _CALL = "call_tir"
 
 
 def implementations_of(direct: tvm.IRModule, other: tvm.IRModule, called: Sequence[str]) -> dict[str, Workload]:
-    """The operators of the prepared module `other` that differ from those of `direct`: their workloads, by the direct
-    hash of the operator in `direct`, which calls the operators `called` (direct hashes). Empty when the two modules do
-    not make the same calls.
+    """The operators of the prepared module `other` that differ from those of `direct`: their workloads, each by the
+    direct hash of its operator in `direct`. `called` are the direct hashes of what `direct` calls. Empty when the two
+    modules do not make the same calls.
     """
     own, theirs = calls_of(direct), calls_of(other)
     if len(own) != len(theirs):
