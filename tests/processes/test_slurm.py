@@ -53,10 +53,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 class Fleet:
     """A batch file with a shared folder of its own, and the books of its measurers."""
 
-    def __init__(self, cluster: SlurmCluster, folder: Path, *, time: str, trials: int) -> None:
+    def __init__(self, cluster: SlurmCluster, folder: Path, *command: str, time: str) -> None:
         self.cluster = cluster
         self.state, self.audit, self.out = folder / "fleet", folder / "audit", folder / "out.json"
-        command = [sys.executable, "-c", COMMAND, str(write_model(folder / "m.onnx")), str(self.out), str(trials)]
         words = ["--state", str(self.state), "--nodes", "2", "--cpus-per-node", "1", "--time", time]
         said = run_fractune("slurm", "script", *words, "--host", "127.0.0.1", "--", *command)
         assert said.returncode == 0, said.stderr
@@ -82,7 +81,8 @@ class Fleet:
 def test_a_fleet_outlives_a_killed_node_and_scancel_and_the_next_job_goes_on(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    fleet = Fleet(cluster, tmp_path, time="30:00", trials=TRIALS)
+    words = [str(write_model(tmp_path / "m.onnx")), str(tmp_path / "out.json"), str(TRIALS)]
+    fleet = Fleet(cluster, tmp_path, sys.executable, "-c", COMMAND, *words, time="30:00")
     first = fleet.submit()
     wait_until(lambda: fleet.measured() > 8, 180)
     stranger_gets_nothing(fleet)
@@ -124,7 +124,8 @@ def _only_job(fleet: Fleet) -> str:
 
 
 def test_at_its_time_limit_a_job_is_queued_again_with_all_that_it_has(cluster: SlurmCluster, tmp_path: Path) -> None:
-    fleet = Fleet(cluster, tmp_path, time="1", trials=2000)
+    tune = ["tune", str(write_model(tmp_path / "m.onnx")), "--shares", "cpu:1", "--trials", "2000"]
+    fleet = Fleet(cluster, tmp_path, sys.executable, "-m", "fractune.cli", *tune, time="1")
     fleet.script.write_text(fleet.script.read_text().replace("TERM@180", "TERM@20"))
     job = fleet.submit()
     wait_until(lambda: cluster.state(job)["Restarts"] == "1", 240)

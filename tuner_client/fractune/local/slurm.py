@@ -22,10 +22,9 @@ import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fractune.local.embedded_redis import redis_binary, write_redis_users
 from fractune.local.processes import POLL_S, Part, Running, end_in_order, tend_all
@@ -182,6 +181,7 @@ class _Head:
     def run(self) -> int:
         self._restore()
         command: subprocess.Popen[bytes] | None = None
+        is_cut = False
         try:
             self._start(self._redis_part())
             self._await(self._redis_answers, "Redis")
@@ -192,6 +192,7 @@ class _Head:
                     self._await_measurers(nodes)
                     command = self._command()
                     self._tend_until(lambda: _has_ended(nodes) or _has_ended(command))
+                    is_cut = not _has_ended(command)
                 finally:
                     _end(command, self._options.grace_s)
         finally:
@@ -200,7 +201,7 @@ class _Head:
             self._save(with_redis=True)
         if command is None:
             return 0
-        if command.returncode == -signal.SIGTERM:
+        if is_cut:
             self._again()
         return command.returncode if command.returncode >= 0 else 128 - command.returncode
 
@@ -278,7 +279,7 @@ class _Head:
 
     # ---- while it runs -------------------------------------------------------------------------------------
 
-    def _await(self, is_so: Any, what: str) -> None:
+    def _await(self, is_so: Callable[[], object], what: str) -> None:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         self._tend_until(lambda: is_so() or time.monotonic() > deadline_s)
         if not is_so():
@@ -292,7 +293,7 @@ class _Head:
         with RpcClient(self._address) as client:
             self._tend_until(lambda: _has_ended(nodes) or time.monotonic() > deadline_s or wanted <= client.measurers())
 
-    def _tend_until(self, is_so: Any) -> None:
+    def _tend_until(self, is_so: Callable[[], object]) -> None:
         while not is_so():
             with _without_sigterm():
                 tend_all(self._running)

@@ -57,7 +57,9 @@ def test_what_a_line_of_the_file_cannot_hold_is_refused(wrong: dict[str, Any], s
         ScriptOptions(**(RIGHT | wrong))
 
 
-@pytest.mark.parametrize("words", [["--shares", "cpu:0"], ["--builders", "few"], ["--listen", "0.0.0.0:50051"]])
+@pytest.mark.parametrize(
+    "words", [["--shares", "cpu:0"], ["--builders", "few"], ["--listen", "0.0.0.0:50051"], ["--host", "a\nb"]]
+)
 def test_what_a_part_would_refuse_is_refused_before_the_job_is_submitted(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from fractune.local.slurm import (
     run_head,
 )
 from fractune_core.errors import BadRequest
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class SlurmFleet:
         if server and len(server) < 6:
             raise BadRequest("others use these machines: --listen, --tls-cert and --tls-key go together; pass all")
         host = self.host or socket.gethostname()
+        if not _HOST.fullmatch(host):
+            raise BadRequest(f"--host '{host}': write a name or an address, such as node17 or 10.0.0.17")
         state = self.state.expanduser().absolute()
         return HeadOptions(state, shares, self.builders, server, tuple(command), host, self.grace_s)
 
