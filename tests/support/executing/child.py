@@ -18,7 +18,10 @@ _CHILDREN = {BUILDING: building, COMPILING: compiling, FAULTY: faulty}
 
 
 def in_place_of(module: str, args: Sequence[str] = (), **options: Any) -> Child:
-    """A child like that of the module, with the processor's compiler."""
+    """A child like that of the module, with the processor's compiler. It has no sandbox: this compiler is a program,
+    and a builder that compiles by NVRTC runs none.
+    """
+    options.pop("sandbox", None)
     (name,) = (name for name, each in _CHILDREN.items() if each.__name__ == module)
     return Child(__name__, [name, *args], **options)
 
