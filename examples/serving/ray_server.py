@@ -51,7 +51,7 @@ if __name__ == "__main__":
     ray.init("local", num_cpus=1, include_dashboard=False)
     serve.start(http_options={"host": "0.0.0.0", "port": int(os.environ.get("PORT", "8080"))})  # noqa: S104
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    serve.run(Bundle.bind(os.environ["BUNDLE"]))
+    serve.run(Bundle.bind(os.environ["BUNDLE"]))  # type: ignore[attr-defined]
     signal.sigwait([signal.SIGTERM])
     serve.delete("default")  # waits for the requests that the replica has
     serve.shutdown()
