@@ -115,8 +115,8 @@ from fractune_core.shares import Share
 from fractune_workers.confinement.cpu_limit import CpuLimitConfinement
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
 confinement = CpuLimitConfinement(Share.parse("cpu:900m"), cgroups=LimitCgroups(Path({str(root)!r})))
-confinement.enter()
 try:
+    confinement.enter()
     confinement.verify()
 except ShareUnavailable as error:
     print(error)
