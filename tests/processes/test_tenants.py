@@ -1,4 +1,4 @@
-"""Two tenants on one server: each call of one answers alike, whether the other has what it names or nobody does."""
+"""Two tenants on one server: a call by one answers the same whether or not the other has what the call names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MARK = "secretproject"
 
 @dataclass
 class Names:
-    """What a tenant has, or what nobody has."""
+    """The names of what a tenant has, or made-up names."""
 
     payload: bytes
     job: str = field(default_factory=lambda: f"jobs/{uuid.uuid4().hex[:12]}")
@@ -169,7 +169,7 @@ ROWS: dict[str, Call] = {
 }
 """by RPC: what a tenant asks with the names of another one. Each new RPC needs a row."""
 KEPT = ("LogService/AddPair", "LogService/AddRuntimeTimes")
-"""rows that leave something with the one who calls: what they added is theirs"""
+"""rows of calls that store something for the caller"""
 
 
 ALIKE = {
@@ -182,7 +182,7 @@ ALIKE = {
 
 @dataclass
 class Two:
-    """A server with two tenants, one of which has all that there is."""
+    """A server with two tenants: one has everything, the other has nothing."""
 
     place: Place
     names: Names
@@ -303,7 +303,7 @@ def test_tenants_that_consent_share_times_and_schedules_and_no_names(two: Two) -
     (first, *_), (second, matched, bundle, listed) = done
     assert (first.progress.candidates_done, second.progress.candidates_done) == (4, 0)
     assert (matched[0].how, matched[0].record.job, matched[0].record.operator) == ("exact", "", "")
-    assert listed == 0, "what is shared is not listed"
+    assert listed == 0, "shared records are not listed"
     owner = first.name.partition("/")[2]
     for text in (str(second), str(matched), bundle.decode(errors="replace")):
         assert owner not in text

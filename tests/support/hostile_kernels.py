@@ -35,7 +35,7 @@ def _argument(value: Any) -> Any:
 
 
 def _told(name: str, result: Any) -> Any:
-    """`result`, and where it is no failure a line in the log."""
+    """`result`; a success is also written to the log."""
     line = f"{ESCAPED} {name} "
     return tirx.if_then_else(result >= 0, _call("write", _STDERR, line, len(line)), tirx.const(-1, "int64"))
 

@@ -137,7 +137,7 @@ _LOOKED_S = 5.0
 """without a tab that listens, a request keeps the reader awake for this long"""
 _JOBS = 100
 LOST_S = 900.0
-"""a worker that is no longer there is shown for this long"""
+"""a lost worker is shown for this long"""
 RATES_S = 600.0
 """the curve of trials a second shows so much of the past"""
 _MOST_KEPT = 128
@@ -148,7 +148,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class LostWorker:
-    """A worker that was there, and is no longer."""
+    """A worker that was lost."""
 
     worker: Worker
     """as it was last seen"""
