@@ -32,7 +32,7 @@ from fractune.local.programs import require, server_backup
 from fractune.local.stack import own_env
 from fractune.local.state import SOCKET_PATH_BYTES
 from fractune.server.rpc import RpcClient
-from fractune_core.errors import BadRequest, FractuneError, StateUnusable
+from fractune_core.errors import BadRequest, FractuneError, RedisGone, ServerUnreachable, StateUnusable
 
 DEFAULT_GRACE_S = 20.0
 """of the nodes; Slurm kills 30 s after `scancel` (KillWait)"""
@@ -212,8 +212,11 @@ class _Head:
         return f"unix:{self._local / _SOCKET}"
 
     def _command(self) -> subprocess.Popen[bytes] | None:
-        env = {**os.environ, "FRACTUNE_SERVER": self._address}
-        return subprocess.Popen(self._options.command, env=env) if self._options.command else None
+        command, env = self._options.command, {**os.environ, "FRACTUNE_SERVER": self._address}
+        try:
+            return subprocess.Popen(command, env=env) if command else None
+        except OSError as error:
+            raise BadRequest(f"the command '{command[0]}' cannot be run: {error.strerror}; give its path") from error
 
     def _start(self, part: Part) -> None:
         with _without_sigterm():
@@ -291,7 +294,14 @@ class _Head:
         wanted = Counter(self._options.shares * number)
         deadline_s = time.monotonic() + START_TIMEOUT_S
         with RpcClient(self._address) as client:
-            self._tend_until(lambda: _has_ended(nodes) or time.monotonic() > deadline_s or wanted <= client.measurers())
+
+            def are_there() -> bool:
+                try:
+                    return wanted <= client.measurers()
+                except (RedisGone, ServerUnreachable):  # either is started again
+                    return False
+
+            self._tend_until(lambda: _has_ended(nodes) or time.monotonic() > deadline_s or are_there())
 
     def _tend_until(self, is_so: Callable[[], object]) -> None:
         while not is_so():
@@ -312,8 +322,11 @@ class _Head:
         saved = self._options.state / _SAVED
         if not saved.exists():
             return
-        with tarfile.open(saved) as archive:
-            archive.extractall(self._local, filter="data")
+        try:
+            with tarfile.open(saved) as archive:
+                archive.extractall(self._local, filter="data")
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise StateUnusable(f"{saved} cannot be read ({error}); put a copy of it there, or remove it") from error
         server_backup().restore(self._local / "backup.tar", self._local / "state")
         (self._local / "backup.tar").unlink()
         _log.info("going on with what %s has", saved)

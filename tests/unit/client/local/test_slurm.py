@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fractune.cli import main
-from fractune.local.slurm import ScriptOptions, batch_script, prepare
+from fractune.local import slurm
+from fractune.local.slurm import HeadOptions, ScriptOptions, batch_script, prepare
 from fractune_core.errors import BadRequest, StateUnusable
 
 
@@ -87,3 +88,22 @@ def test_a_head_outside_of_a_job_says_how_to_submit_one(monkeypatch: pytest.Monk
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert main(["slurm", "head", "--state", str(tmp_path / "fleet")]) == 2
     assert not (tmp_path / "fleet").exists()
+
+
+def test_a_torn_copy_is_one_line_and_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "fleet"
+    prepare(folder)
+    (folder / "fleet.tar").write_bytes(b"torn")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("TMPDIR", "/tmp")
+    assert main(["slurm", "head", "--state", str(folder)]) == StateUnusable.exit_code
+    assert "fleet.tar cannot be read" in capsys.readouterr().err
+    assert (folder / "fleet.tar").read_bytes() == b"torn"
+
+
+def test_a_command_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    head = slurm._Head(HeadOptions(tmp_path, ("cpu:1",), "auto", command=("fractun", "tune")), tmp_path)
+    with pytest.raises(BadRequest, match="the command 'fractun' cannot be run: No such file"):
+        head._command()
