@@ -27,7 +27,7 @@ from benchmarks.support.simulated_workers import SHARE, FleetLife
 from fractune_core.access.tokens import Quotas, Reach, Scope
 from fractune_core.jobs import Priority
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.admin import create_tenant, create_token
+from fractune_server.admin import Admin
 from tests.processes.test_access import client_credentials
 from tests.support.certificates import Authority
 from tests.support.processes import fleet_simulated
@@ -86,9 +86,9 @@ async def run(tenants: int, workers: int, secs: float) -> dict[str, Any]:
         weights = {f"t{number:02}": 1 + number % MOST_WEIGHT for number in range(tenants)}
         clients: dict[str, Client] = {}
         for name, weight in weights.items():
-            create_tenant(folder / "state", None, name, Quotas(), weight)
+            Admin(folder / "state").create_tenant(name, Quotas(), weight)
             quotas = Quotas()
-            token = create_token(folder / "state", None, name, Scope.SUBMIT, None, quotas, Priority.NORMAL, Reach(name))
+            token = Admin(folder / "state").create_token(name, Scope.SUBMIT, None, quotas, Priority.NORMAL, Reach(name))
             client = Client(server.address, client_credentials(authority, token))
             clients[name] = stack.enter_context(client)
         compiler = fleet_simulated.SimulatedWorker(url, "compile", "compile-simulated").start()

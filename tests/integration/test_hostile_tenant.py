@@ -17,7 +17,7 @@ import pytest
 
 from fractune_core.access.tokens import Quotas, Reach, Scope
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.admin import create_tenant, create_token
+from fractune_server.admin import Admin
 from tests.processes.test_access import client_credentials
 from tests.support.certificates import Authority
 from tests.support.hostile_kernels import ESCAPED, model_of, operators
@@ -53,8 +53,8 @@ class Stack:
 
     def client(self, tenant: str) -> Client:
         state = self.folder / "state"
-        create_tenant(state, None, tenant, Quotas())
-        token = create_token(state, None, tenant, Scope.SUBMIT, None, Quotas(), reach=Reach(tenant))
+        Admin(state).create_tenant(tenant, Quotas())
+        token = Admin(state).create_token(tenant, Scope.SUBMIT, None, Quotas(), reach=Reach(tenant))
         return Client(self.address, client_credentials(self.authority, token))
 
     def log(self, role: str) -> str:

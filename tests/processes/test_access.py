@@ -26,7 +26,7 @@ from fractune_core.access.tls_files import TlsFiles
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.access.authenticator import BURST, SCOPES
-from fractune_server.admin import create_token, revoke_token
+from fractune_server.admin import Admin
 from tests.support.certificates import Authority, Pair
 from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import error_line, run_fractune
@@ -62,7 +62,7 @@ class Place:
     """signed nothing of this server"""
 
     def token(self, scope: Scope = Scope.ADMIN, lifetime_s: float | None = None) -> TokenText:
-        return create_token(self.state, None, "test", scope, lifetime_s, Quotas())
+        return Admin(self.state).create_token("test", scope, lifetime_s, Quotas())
 
     def credentials(self, token: TokenText | str | None, pair: Pair | None = None) -> grpc.ChannelCredentials:
         return client_credentials(self.authority, token, pair)
@@ -198,7 +198,7 @@ def test_revoked_token(place: Place) -> None:
     token = place.token()
     with Client(place.server.address, place.credentials(token)) as client:
         client.jobs.ListJobs(pb.ListJobsRequest())
-        assert revoke_token(place.state, None, token.token_id)
+        assert Admin(place.state).revoke_token(token.token_id)
         with pytest.raises(grpc.RpcError) as refused:
             client.jobs.ListJobs(pb.ListJobsRequest())
     assert as_call(refused.value).code() is grpc.StatusCode.UNAUTHENTICATED
@@ -215,7 +215,7 @@ def test_a_watch_ends_with_its_token(waiting: tuple[Place, str]) -> None:
     ):
         watches = [client.jobs.WatchJob(pb.WatchJobRequest(name=job), timeout=60) for client in (one, other)]
         assert [next(watch).name for watch in watches] == [job, job]
-        assert revoke_token(place.state, None, revoked.token_id)
+        assert Admin(place.state).revoke_token(revoked.token_id)
         began = time.monotonic()
         for watch, limit_s in zip(watches, (5.0, 2.0 + 5.0), strict=True):
             with pytest.raises(grpc.RpcError) as refused:
@@ -231,7 +231,7 @@ def test_an_upload_ends_with_its_token(place: Place) -> None:
     def parts() -> Iterator[pb.UploadModelRequest]:
         yield pb.UploadModelRequest(header=pb.ModelHeader(display_name="m", sha256="0" * 64, size_bytes=10_000_000))
         yield pb.UploadModelRequest(data=b"x")
-        assert revoke_token(place.state, None, token.token_id)
+        assert Admin(place.state).revoke_token(token.token_id)
         while not ended.wait(0.05):
             yield pb.UploadModelRequest(data=b"x")
 
@@ -426,7 +426,7 @@ def test_a_stack_with_tls_watches_its_own_server_without_a_token(place: Place, t
             assert client.workers() == []
         with connect(stack.address, ca=place.authority.cert) as stranger, pytest.raises(AccessRefused):
             stranger.workers()
-        file = token_file(tmp_path, create_token(options.state, None, "test", Scope.READ, None, Quotas()))
+        file = token_file(tmp_path, Admin(options.state).create_token("test", Scope.READ, None, Quotas()))
         with connect(stack.address, ca=place.authority.cert, token_file=file) as client:
             assert client.workers() == []
 

@@ -15,7 +15,7 @@ import pytest
 from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.access.authenticator import BURST
-from fractune_server.admin import create_token
+from fractune_server.admin import Admin
 from fractune_server.instruments import Instruments
 from fractune_server.services import audit
 from fractune_server.services.audit import AuditFile
@@ -45,7 +45,7 @@ def test_each_call_has_a_line_that_says_who_and_what_and_how_it_ended(tmp_path: 
     file = tmp_path / "audit"
     with audited(tmp_path, file) as (address, authority):
         submit, read = (
-            create_token(tmp_path / "state", None, name, scope, None, Quotas())
+            Admin(tmp_path / "state").create_token(name, scope, None, Quotas())
             for name, scope in (("ci", Scope.SUBMIT), ('"looks\n', Scope.READ))
         )
         with Client(address, client_credentials(authority, submit)) as client:
@@ -83,7 +83,7 @@ def test_each_call_has_a_line_that_says_who_and_what_and_how_it_ended(tmp_path: 
 
 def test_a_line_that_cannot_be_written_fails_no_call(tmp_path: Path) -> None:
     with audited(tmp_path, Path("/dev/full"), metrics="127.0.0.1:0") as (address, authority):
-        token = create_token(tmp_path / "state", None, "ci", Scope.ADMIN, None, Quotas())
+        token = Admin(tmp_path / "state").create_token("ci", Scope.ADMIN, None, Quotas())
         with Client(address, client_credentials(authority, token)) as client:
             for _ in range(3):
                 assert not client.jobs.ListJobs(pb.ListJobsRequest()).jobs

@@ -13,7 +13,7 @@ from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.fleet.redis_names import COMPILE_QUEUE
 from fractune_core.fleet.signed_messages import open_dated_work
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.admin import create_token
+from fractune_server.admin import Admin
 from fractune_server.transport.work_queues import WorkQueues, fetch, message_of
 from tests.processes.test_access import Place, client_credentials, running_place
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
@@ -40,7 +40,7 @@ def fleet(place: Place) -> Iterator[SimulatedFleet]:
 
 
 def a_client(place: Place, name: str) -> Client:
-    made = create_token(place.state, None, name, Scope.SUBMIT, None, Quotas())
+    made = Admin(place.state).create_token(name, Scope.SUBMIT, None, Quotas())
     return Client(place.server.address, client_credentials(place.authority, made))
 
 

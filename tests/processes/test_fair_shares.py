@@ -22,7 +22,7 @@ from fractune_core.fleet.redis_names import measure_queue
 from fractune_core.jobs import Priority
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Kind
-from fractune_server.admin import create_token, list_tokens
+from fractune_server.admin import Admin
 from fractune_server.scheduler.allocation import FIRST_ROUND
 from fractune_server.transport.work_queues import WorkQueues
 from tests.processes.test_access import Place, client_credentials, running_place
@@ -43,7 +43,7 @@ class Stage:
             return WorkQueues(connection, SECRET).idle()
 
     def token(self, max_priority: Priority = Priority.NORMAL) -> TokenText:
-        return create_token(self.place.state, None, "t", Scope.SUBMIT, None, Quotas(), max_priority)
+        return Admin(self.place.state).create_token("t", Scope.SUBMIT, None, Quotas(), max_priority)
 
     def client(self, token: TokenText) -> Client:
         return Client(self.place.server.address, client_credentials(self.place.authority, token))
@@ -165,4 +165,4 @@ def test_a_token_has_a_highest_priority(stage: Stage) -> None:
         said = f"priority normal is above low, the highest of token {token.token_id}"
         assert said in (as_call(refused.value).details() or "")
         assert client.finish(job(client, 8, priority=-1).name).state == pb.JOB_STATE_DONE
-    assert [each["max_priority"] for each in list_tokens(stage.place.state, None)][-1] == "low"
+    assert [each["max_priority"] for each in Admin(stage.place.state).list_tokens()][-1] == "low"

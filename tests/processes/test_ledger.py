@@ -18,7 +18,7 @@ from rq.serializers import JSONSerializer
 from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.fleet.redis_names import BUILD_QUEUE
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.admin import create_token
+from fractune_server.admin import Admin
 from tests.processes.test_access import client_credentials, running_place
 from tests.support.paths import REPOSITORY
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
@@ -101,7 +101,7 @@ def test_what_a_killed_worker_did_not_deliver_costs_once(tmp_path: Path) -> None
 
 def test_whose_jobs_are_is_told_to_admins_alone(tmp_path: Path) -> None:
     with running_place(tmp_path) as place, simulated_fleet(place.redis_url):
-        made = [create_token(place.state, None, "t", scope, None, Quotas()) for scope in (Scope.SUBMIT, Scope.ADMIN)]
+        made = [Admin(place.state).create_token("t", scope, None, Quotas()) for scope in (Scope.SUBMIT, Scope.ADMIN)]
         mine, ours = (Client(place.server.address, client_credentials(place.authority, token)) for token in made)
         with mine, ours:
             name = mine.finish(mine.create(mine.upload(fresh()), trials=8).name).name

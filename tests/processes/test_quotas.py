@@ -10,7 +10,7 @@ import pytest
 
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.admin import create_token, list_tokens
+from fractune_server.admin import Admin
 from tests.processes.test_access import Place, client_credentials, running_place
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.server_process import Client, as_call, model_bytes
@@ -32,7 +32,7 @@ def fresh() -> bytes:
 
 
 def test_jobs_beyond_a_quota_are_refused_and_what_ended_counts_with_what_it_did(place: Place) -> None:
-    made = create_token(place.state, None, "ci", Scope.SUBMIT, None, Quotas(open_jobs=1, trials_a_day=40))
+    made = Admin(place.state).create_token("ci", Scope.SUBMIT, None, Quotas(open_jobs=1, trials_a_day=40))
     with client_of(place, made) as client:
         model = client.upload(fresh())
         done = client.finish(client.create(model, trials=16, round_size=8).name)
@@ -46,14 +46,14 @@ def test_jobs_beyond_a_quota_are_refused_and_what_ended_counts_with_what_it_did(
         with pytest.raises(grpc.RpcError, match="has 1 open jobs of at most 1"):
             client.create(model, trials=0)
         client.jobs.CancelJob(pb.CancelJobRequest(name=running.name))
-    (used,) = (each["used"] for each in list_tokens(place.state, None) if each["token"] == made.token_id)
+    (used,) = (each["used"] for each in Admin(place.state).list_tokens() if each["token"] == made.token_id)
     assert used["open_jobs"] == 0
     assert 16 <= used["trials_a_day"] <= 40
 
 
 def test_a_job_of_another_token_is_cancelled_by_operators_alone(place: Place) -> None:
     owner, other, operator = (
-        create_token(place.state, None, "x", scope, None, Quotas())
+        Admin(place.state).create_token("x", scope, None, Quotas())
         for scope in (Scope.SUBMIT, Scope.SUBMIT, Scope.OPERATE)
     )
     with client_of(place, owner) as mine, client_of(place, other) as theirs, client_of(place, operator) as ours:
@@ -68,8 +68,8 @@ def test_a_job_of_another_token_is_cancelled_by_operators_alone(place: Place) ->
 
 def test_a_bundle_beyond_the_bytes_of_its_token_fails_its_job_alone(place: Place) -> None:
     payload = fresh()
-    made = create_token(place.state, None, "small", Scope.SUBMIT, None, Quotas(stored_bytes=len(payload) + 10))
-    other = create_token(place.state, None, "large", Scope.SUBMIT, None, Quotas(stored_bytes=1 << 20))
+    made = Admin(place.state).create_token("small", Scope.SUBMIT, None, Quotas(stored_bytes=len(payload) + 10))
+    other = Admin(place.state).create_token("large", Scope.SUBMIT, None, Quotas(stored_bytes=1 << 20))
     known = set((place.state / "bundles").iterdir())
     with client_of(place, made) as client, client_of(place, other) as large:
         model = client.upload(payload)
@@ -78,7 +78,7 @@ def test_a_bundle_beyond_the_bytes_of_its_token_fails_its_job_alone(place: Place
         assert f"token {made.token_id} has 10 of {len(payload) + 10} left; ask" in failed.message
         assert set((place.state / "bundles").iterdir()) == known
         assert large.finish(large.create(model, trials=1).name).state == pb.JOB_STATE_DONE
-    used = {each["token"]: each["used"]["stored_bytes"] for each in list_tokens(place.state, None)}
+    used = {each["token"]: each["used"]["stored_bytes"] for each in Admin(place.state).list_tokens()}
     (stored,) = set((place.state / "bundles").iterdir()) - known
     assert used[made.token_id] == len(payload)
     assert 0 < used[other.token_id] <= stored.stat().st_size

@@ -18,7 +18,7 @@ from fractune.server.rpc import RpcClient
 from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import ServerUnreachable
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.admin import create_token
+from fractune_server.admin import Admin
 from tests.processes.test_access import Place, client_credentials, running_place
 from tests.support.processes.cutting_proxy import cutting_proxy
 from tests.support.processes.redis_process import running_redis, wait_until
@@ -167,7 +167,7 @@ def test_an_upload_goes_on_no_later_than_where_it_was_cut(server: ServerProcess)
 
 def test_a_token_neither_sees_nor_continues_the_part_of_another(place: Place) -> None:
     payload = b"p" * 9000
-    mine, theirs = (create_token(place.state, None, "x", Scope.SUBMIT, None, Quotas()) for _ in range(2))
+    mine, theirs = (Admin(place.state).create_token("x", Scope.SUBMIT, None, Quotas()) for _ in range(2))
     with (
         Client(place.server.address, client_credentials(place.authority, mine)) as client,
         Client(place.server.address, client_credentials(place.authority, theirs)) as other,
@@ -182,7 +182,7 @@ def test_a_token_neither_sees_nor_continues_the_part_of_another(place: Place) ->
 
 
 def test_the_part_of_a_cut_upload_counts_towards_the_quota(place: Place) -> None:
-    made = create_token(place.state, None, "small", Scope.SUBMIT, None, Quotas(stored_bytes=10_000))
+    made = Admin(place.state).create_token("small", Scope.SUBMIT, None, Quotas(stored_bytes=10_000))
     first, second = b"1" * 8000, b"2" * 5000
     with Client(place.server.address, client_credentials(place.authority, made)) as client:
         begin(client, first, until=6000)

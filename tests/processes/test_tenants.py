@@ -32,7 +32,7 @@ from fractune_core.access.tokens import Quotas, Reach, Scope, TokenText
 from fractune_core.codec.messages import to_proto
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.access.authenticator import SCOPES
-from fractune_server.admin import create_tenant, create_token, revoke_token
+from fractune_server.admin import Admin
 from tests.processes.test_access import Place, client_credentials, metrics_answer, running_place
 from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.processes.cli_process import error_line, run_fractune
@@ -199,7 +199,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
         simulated_fleet(place.redis_url),
     ):
         for tenant in ("alpha", "beta", "gamma"):
-            create_tenant(place.state, None, tenant, Quotas())
+            Admin(place.state).create_tenant(tenant, Quotas())
         rights = {
             "alpha": (Scope.OPERATE, Reach("alpha")),
             "beta": (Scope.OPERATE, Reach("beta")),
@@ -208,7 +208,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
             "reader": (Scope.READ, Reach("beta", all_tenants=True)),
         }
         tokens = {
-            name: create_token(place.state, None, "a token", scope, None, Quotas(), reach=reach)
+            name: Admin(place.state).create_token("a token", scope, None, Quotas(), reach=reach)
             for name, (scope, reach) in rights.items()
         }
         with client_of(place, tokens["alpha"]) as alpha, client_of(place, tokens["beta"]) as beta:
@@ -289,8 +289,8 @@ def test_an_equal_upload_and_an_equal_job_begin_from_nothing(two: Two) -> None:
 def test_tenants_that_consent_share_times_and_schedules_and_no_names(two: Two) -> None:
     payload, done = model_bytes((f"conv_{uuid.uuid4().hex[:6]}", 2)), []
     for tenant in ("delta", "epsilon"):
-        create_tenant(two.place.state, None, tenant, Quotas(), shares_searches=True)
-        token = create_token(two.place.state, None, tenant, Scope.SUBMIT, None, Quotas(), reach=Reach(tenant))
+        Admin(two.place.state).create_tenant(tenant, Quotas(), shares_searches=True)
+        token = Admin(two.place.state).create_token(tenant, Scope.SUBMIT, None, Quotas(), reach=Reach(tenant))
         with client_of(two.place, token) as client:
             model = client.upload(payload, f"{tenant}.onnx")
             job = client.finish(client.create(model, trials=4).name)
@@ -314,7 +314,7 @@ def test_tenants_that_consent_share_times_and_schedules_and_no_names(two: Two) -
 @pytest.mark.parametrize("namespace", ["alpha/", "*/", "alpha/x", "/"])
 def test_no_namespace_is_the_pool_of_another_tenant(two: Two, namespace: str) -> None:
     """The default tenant's pools have the names of its namespaces."""
-    token = create_token(two.place.state, None, "x", Scope.OPERATE, None, Quotas())
+    token = Admin(two.place.state).create_token("x", Scope.OPERATE, None, Quotas())
     with client_of(two.place, token) as client:
         model = client.upload(two.names.payload, "own.onnx")
         chosen = pb.RecordFilter(namespace=namespace)
@@ -477,8 +477,8 @@ def taken_at(port: int, token: TokenText) -> float:
 
 def test_no_event_tells_of_another_tenant(two: Two, port: int) -> None:
     """A reader's events are the changes of what this reader sees: also how many come, and when, tells of no other."""
-    create_tenant(two.place.state, None, "theta", Quotas())
-    token = create_token(two.place.state, None, "x", Scope.READ, None, Quotas(), reach=Reach("theta"))
+    Admin(two.place.state).create_tenant("theta", Quotas())
+    token = Admin(two.place.state).create_token("x", Scope.READ, None, Quotas(), reach=Reach("theta"))
     for each in (token, two.tokens["reader"]):
         taken_at(port, each)
     with events(port, token) as theirs, events(port, two.tokens["reader"]) as of_all:
@@ -501,7 +501,7 @@ def test_readers_see_their_own_and_admins_all(two: Two, port: int) -> None:
 
 
 def test_a_revoked_token_ends_its_reader(two: Two, port: int) -> None:
-    made = create_token(two.place.state, None, "x", Scope.READ, None, Quotas(), reach=Reach("alpha"))
+    made = Admin(two.place.state).create_token("x", Scope.READ, None, Quotas(), reach=Reach("alpha"))
     assert page(port, made.text, "/")[0] == 200
-    revoke_token(two.place.state, None, made.token_id)
+    Admin(two.place.state).revoke_token(made.token_id)
     wait_until(lambda: page(port, made.text, "/")[0] == 401, 20)

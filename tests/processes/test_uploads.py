@@ -11,7 +11,7 @@ import pytest
 from fractune_core.access.addresses import transfer_s
 from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.admin import create_token, list_tokens
+from fractune_server.admin import Admin
 from tests.processes.test_access import Place, client_credentials, running_place
 from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import Client, ServerProcess, as_call, running_server
@@ -100,7 +100,7 @@ def test_a_large_model_has_longer() -> None:
 
 
 def test_the_models_of_a_token_stay_within_its_quota(place: Place) -> None:
-    made = create_token(place.state, None, "small", Scope.SUBMIT, None, Quotas(stored_bytes=10_000))
+    made = Admin(place.state).create_token("small", Scope.SUBMIT, None, Quotas(stored_bytes=10_000))
     with Client(place.server.address, client_credentials(place.authority, made)) as client:
         client.models.UploadModel(parts(b"e" * 6000))
         client.models.UploadModel(parts(b"e" * 6000))  # it is there: nothing is sent
@@ -108,5 +108,5 @@ def test_the_models_of_a_token_stay_within_its_quota(place: Place) -> None:
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert f"token {made.token_id} has 4000 of 10000 left" in said
         client.models.UploadModel(parts(b"g" * 4000))
-    (listed,) = (each for each in list_tokens(place.state, None) if each["token"] == made.token_id)
+    (listed,) = (each for each in Admin(place.state).list_tokens() if each["token"] == made.token_id)
     assert listed["used"] == {"open_jobs": 0, "trials_a_day": 0, "stored_bytes": 10_000, "share_seconds_a_day": 0}

@@ -19,104 +19,99 @@ from fractune_server.store.store import sqlite_url
 from fractune_server.store.tokens import TokenStore
 
 
-def create_token(
-    state_dir: Path,
-    database_url: str | None,
-    name: str,
-    scope: Scope,
-    lifetime_s: float | None,
-    quotas: Quotas,
-    max_priority: Priority = Priority.NORMAL,
-    reach: Reach = DEFAULT_REACH,
-) -> TokenText:
-    """Raises StateUnusable without a database of this version, NotFound for an unknown tenant."""
-    expires_at = None if lifetime_s is None else time.time() + lifetime_s
-    with _database(state_dir, database_url) as database:
-        TenantStore(database).check(reach.tenant)
-        return TokenStore(database).create(name, scope, expires_at, quotas, max_priority, reach)
+class Admin:
+    """The database of a server: SQLite in `state_dir`, or the one of the address."""
 
+    def __init__(self, state_dir: Path, database_url: str | None = None) -> None:
+        self._url = database_url or sqlite_url(state_dir)
 
-def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any]]:
-    """Tokens as plain values without their secrets, oldest first. Raises StateUnusable."""
-    with _database(state_dir, database_url) as database:
-        tokens = TokenStore(database)
-        return [
-            {
-                "token": each.token_id,
-                "tenant": each.reach.tenant,
-                "all_tenants": each.reach.all_tenants or each.scope is Scope.ADMIN,
-                "name": each.name,
-                "scope": each.scope.value,
-                "created_at": each.created_at,
-                "expires_at": each.expires_at,
-                "revoked_at": each.revoked_at,
-                "state": each.end(time.time()) or "good",
-                "max_priority": each.max_priority.value,
-                "quotas": asdict(each.quotas),
-                "used": _used(tokens.usage(each.token_id, each.reach.tenant)),
-            }
-            for each in tokens.all()
-        ]
+    def create_token(
+        self,
+        name: str,
+        scope: Scope,
+        lifetime_s: float | None,
+        quotas: Quotas,
+        max_priority: Priority = Priority.NORMAL,
+        reach: Reach = DEFAULT_REACH,
+    ) -> TokenText:
+        """Raises StateUnusable without a database of this version, NotFound for an unknown tenant."""
+        expires_at = None if lifetime_s is None else time.time() + lifetime_s
+        with self._database() as database:
+            TenantStore(database).check(reach.tenant)
+            return TokenStore(database).create(name, scope, expires_at, quotas, max_priority, reach)
 
+    def list_tokens(self) -> list[dict[str, Any]]:
+        """Tokens as plain values without their secrets, oldest first. Raises StateUnusable."""
+        with self._database() as database:
+            tokens = TokenStore(database)
+            return [
+                {
+                    "token": each.token_id,
+                    "tenant": each.reach.tenant,
+                    "all_tenants": each.reach.all_tenants or each.scope is Scope.ADMIN,
+                    "name": each.name,
+                    "scope": each.scope.value,
+                    "created_at": each.created_at,
+                    "expires_at": each.expires_at,
+                    "revoked_at": each.revoked_at,
+                    "state": each.end(time.time()) or "good",
+                    "max_priority": each.max_priority.value,
+                    "quotas": asdict(each.quotas),
+                    "used": _used(tokens.usage(each.token_id, each.reach.tenant)),
+                }
+                for each in tokens.all()
+            ]
 
-def revoke_token(state_dir: Path, database_url: str | None, token_id: str) -> bool:
-    """False if it was revoked before. Raises NotFound, StateUnusable."""
-    with _database(state_dir, database_url) as database:
-        return TokenStore(database).revoke(token_id)
+    def revoke_token(self, token_id: str) -> bool:
+        """False if it was revoked before. Raises NotFound, StateUnusable."""
+        with self._database() as database:
+            return TokenStore(database).revoke(token_id)
 
+    def create_tenant(
+        self,
+        name: str,
+        quotas: Quotas,
+        weight: int = 1,
+        *,
+        shares_searches: bool = False,
+    ) -> None:
+        """Raises BadRequest for a name that is taken or wrong, StateUnusable."""
+        with self._database() as database:
+            TenantStore(database).create(StoredTenant(name, quotas, weight, shares_searches))
 
-def create_tenant(
-    state_dir: Path,
-    database_url: str | None,
-    name: str,
-    quotas: Quotas,
-    weight: int = 1,
-    *,
-    shares_searches: bool = False,
-) -> None:
-    """Raises BadRequest for a name that is taken or wrong, StateUnusable."""
-    with _database(state_dir, database_url) as database:
-        TenantStore(database).create(StoredTenant(name, quotas, weight, shares_searches))
+    def list_tenants(self) -> list[dict[str, Any]]:
+        """Tenants as plain values, with what they use. Raises StateUnusable."""
+        with self._database() as database:
+            return [
+                {
+                    "tenant": each.name,
+                    "weight": each.weight,
+                    "shares_searches": each.shares_searches,
+                    "quotas": asdict(each.quotas),
+                    "used": _used(UsageStore(database.of(Sight(each.name, each.name))).of_tenant()),
+                }
+                for each in TenantStore(database).all()
+            ]
 
+    def set_tenant(self, name: str, quotas: Mapping[str, int | None], changes: Mapping[str, Any]) -> None:
+        """Change these of its quotas, and these of its other fields. Raises NotFound, BadRequest, StateUnusable."""
+        with self._database() as database:
+            tenants = TenantStore(database)
+            tenants.check(name)
+            before = tenants.get(name)
+            tenants.save(replace(before, quotas=replace(before.quotas, **quotas), **changes))
 
-def list_tenants(state_dir: Path, database_url: str | None) -> list[dict[str, Any]]:
-    """Tenants as plain values, with what they use. Raises StateUnusable."""
-    with _database(state_dir, database_url) as database:
-        return [
-            {
-                "tenant": each.name,
-                "weight": each.weight,
-                "shares_searches": each.shares_searches,
-                "quotas": asdict(each.quotas),
-                "used": _used(UsageStore(database.of(Sight(each.name, each.name))).of_tenant()),
-            }
-            for each in TenantStore(database).all()
-        ]
+    def remove_tenant(self, name: str) -> None:
+        """Raises NotFound, BadRequest for a tenant that has something, StateUnusable."""
+        with self._database() as database:
+            TenantStore(database).remove(name)
 
-
-def set_tenant(
-    state_dir: Path, database_url: str | None, name: str, quotas: Mapping[str, int | None], changes: Mapping[str, Any]
-) -> None:
-    """Change these of its quotas, and these of its other fields. Raises NotFound, BadRequest, StateUnusable."""
-    with _database(state_dir, database_url) as database:
-        tenants = TenantStore(database)
-        tenants.check(name)
-        before = tenants.get(name)
-        tenants.save(replace(before, quotas=replace(before.quotas, **quotas), **changes))
-
-
-def remove_tenant(state_dir: Path, database_url: str | None, name: str) -> None:
-    """Raises NotFound, BadRequest for a tenant that has something, StateUnusable."""
-    with _database(state_dir, database_url) as database:
-        TenantStore(database).remove(name)
+    @contextlib.contextmanager
+    def _database(self) -> Iterator[Database]:
+        """Opens the database without creating or migrating it: a server of another version may be using it."""
+        with contextlib.closing(Database(self._url, may_migrate=False)) as database:
+            yield database
 
 
 def _used(usage: Usage) -> dict[str, int]:
     return {field.name: getattr(usage, field.name) for field in fields(Quotas)}
-
-
-@contextlib.contextmanager
-def _database(state_dir: Path, database_url: str | None) -> Iterator[Database]:
-    """Opens the database without creating or migrating it: a server of another version may be using it."""
-    with contextlib.closing(Database(database_url or sqlite_url(state_dir), may_migrate=False)) as database:
-        yield database

@@ -26,7 +26,7 @@ from fractune_core.fleet.redis_names import EVENT_FIELD, RECORDER, SERVER_STREAM
 from fractune_core.fleet.worker_entries import drop_entry, put_entry
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
-from fractune_server.admin import create_token
+from fractune_server.admin import Admin
 from tests.support.certificates import Authority
 from tests.support.fuzz.files import RECORD
 from tests.support.fuzz.mutations import Mutator
@@ -91,7 +91,7 @@ def _channels(folder: Path, authority: Authority, server: ServerProcess) -> Iter
     """The socket of the server's own user, and over TLS: an admin, a reader, nobody, and a stranger."""
     tls = grpc.ssl_channel_credentials(authority.cert.read_bytes())
     scopes = (Scope.ADMIN, Scope.READ)
-    tokens = [create_token(folder / "state", None, "fuzz", scope, None, Quotas(open_jobs=5)).text for scope in scopes]
+    tokens = [Admin(folder / "state").create_token("fuzz", scope, None, Quotas(open_jobs=5)).text for scope in scopes]
     with contextlib.ExitStack() as opened:
         found = [(opened.enter_context(grpc.insecure_channel(f"unix:{folder / 's'}")), "")]
         shown = (*tokens, "", TokenText.new().text)

@@ -65,12 +65,19 @@ def build_app(name: str) -> typer.Typer:
         module = importlib.import_module(f"fractune.cli.commands.{place}")
         shown: dict[str, Any] = {"rich_help_panel": heading, "epilog": f"Example: {example}"}
         if each in GROUPS:
-            for command in module.app.registered_commands:
-                command.callback, command.cls = with_groups(command.callback), Command
+            _add_groups(module.app)
             app.add_typer(module.app, name=each, cls=Group, **shown)
         else:
             app.command(each, cls=Command, **shown)(with_groups(getattr(module, each)))
     return app
+
+
+def _add_groups(app: Any) -> None:
+    """Give each command of a `typer.Typer`, and of those below it, the options of its groups."""
+    for command in app.registered_commands:
+        command.callback, command.cls = with_groups(command.callback), Command
+    for group in app.registered_groups:
+        _add_groups(group.typer_instance)
 
 
 def _fractune(

@@ -116,13 +116,13 @@ def server_backup() -> ModuleType:
     return backup
 
 
-def server_admin(database_url: str | None) -> ModuleType:
-    """The module `fractune_server.admin`, which works on a server's database on the server's machine."""
+def server_admin(state_dir: Path, database_url: str | None) -> Any:
+    """A fractune_server.admin.Admin, which works on a server's database on the server's machine."""
     require("server", "sqlalchemy")
     require_driver(database_url)
-    from fractune_server import admin
+    from fractune_server.admin import Admin
 
-    return admin
+    return Admin(state_dir, database_url)
 
 
 def run_worker(options: WorkerOptions) -> None:

@@ -17,15 +17,18 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The addresses of databases that the commands went to."""
     found: list[Any] = []
 
-    def list_tokens(_state: Path, database_url: str | None) -> list[Any]:
-        found.append(database_url)
-        return []
+    class Admin:
+        def __init__(self, _state: Path, database_url: str | None) -> None:
+            found.append(database_url)
+
+        def list_tokens(self) -> list[Any]:
+            return []
 
     monkeypatch.setenv("FRACTUNE_SECRET", "secret")
     monkeypatch.setattr(
         "fractune.cli.commands.fleet.launch.run_server", lambda options: found.append(options.database_url)
     )
-    monkeypatch.setattr("fractune_server.admin.list_tokens", list_tokens)
+    monkeypatch.setattr("fractune_server.admin.Admin", Admin)
     return found
 
 
