@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from fractune_core.files.bundles import Bundle
-from fractune_core.implementations import WINOGRAD4, is_exact
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Kind, Status
+from fractune_core.workloads import WINOGRAD4, is_exact
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, model_bytes, running_server

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.support.transformer import Encoder
-from fractune_core.implementations import DIRECT, TRITON, implementation_of, text_of
-from fractune_core.workloads import parted_workloads
+from fractune_core.workloads import DIRECT, TRITON, implementation_of, parted_workloads, text_of
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.children.tvm_api.target import parse_target

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from fractune_core.refusals import RefusedNode
+from fractune_core.operators import RefusedNode
 
 SHAPE = [2, 4]
 CDIST = RefusedNode("cdist", "", ("com.microsoft.CDist",))

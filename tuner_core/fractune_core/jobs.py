@@ -16,7 +16,7 @@ from fractune_core.errors import BadRequest, ShareUnavailable, shortened
 from fractune_core.model_inputs import Inputs, as_shapes
 from fractune_core.names import ROBUST_VARIANT, Collection
 from fractune_core.shares import Share, share_names, with_kernel_shares
-from fractune_core.target_attributes import check_target
+from fractune_core.targets import check_target
 
 _SHOWN = 100
 """characters of a wrong namespace in a message"""

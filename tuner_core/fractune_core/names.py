@@ -1,9 +1,11 @@
 """Names of the public contract: resources (`models/{sha256}`, `jobs/{job}`, ...), the variants of a bundle, the
-operators that change a layout, and the parts of a server's health.
+operators that change a layout, and the parts of a server's health; and names that follow from what they name.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from enum import StrEnum
 
@@ -108,3 +110,10 @@ class Collection(StrEnum):
         if collection != self.value or not _ID.fullmatch(identifier):
             raise BadRequest(f"'{name}' is not a resource name of this kind; write {self.value}/ID")
         return identifier
+
+
+def digest_of(*parts: object) -> str:
+    """32 hex digits (128 bits of SHA-256) that name these JSON values in their order. Other values have another name,
+    wherever one of them ends and the next begins.
+    """
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

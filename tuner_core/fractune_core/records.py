@@ -11,10 +11,9 @@ from typing import Annotated
 
 from fractune_core.codec.places import In
 from fractune_core.codec.plain_json import JsonObject
-from fractune_core.digests import digest_of
-from fractune_core.implementations import implementation_of
-from fractune_core.names import Collection
+from fractune_core.names import Collection, digest_of
 from fractune_core.shares import Device, GrantedShare
+from fractune_core.workloads import implementation_of
 
 
 @dataclass(frozen=True)

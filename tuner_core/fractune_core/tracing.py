@@ -1,4 +1,5 @@
-"""Traces by OpenTelemetry, one for each job: from the server over its workers to the log.
+"""Traces by OpenTelemetry, one for each job, from the server over its workers to the log; and the job and the work of
+each line of the server's and the workers' logs, for programs that read them.
 
 Tracing needs the extra `trace` and OpenTelemetry's own environment variables. Otherwise nothing here does or imports
 anything. A span's parent is text, W3C's `traceparent`, in the signed messages. The id of a job's span follows from the
@@ -15,11 +16,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
+
 
 _Work = TypeVar("_Work")
 
@@ -35,6 +38,7 @@ _FLUSH_S = 2.0
 _log = logging.getLogger(__name__)
 _installed: list[_Tracer] = []
 _current: ContextVar[str] = ContextVar("traceparent", default="")
+_fields: ContextVar[Mapping[str, str]] = ContextVar("log_fields", default=MappingProxyType({}))
 
 
 @contextlib.contextmanager
@@ -225,3 +229,18 @@ def _named(attributes: Mapping[str, str | int]) -> dict[str, str | int]:
 
 def _ns(seconds: float) -> int:
     return int(seconds * 1e9)
+
+
+@contextlib.contextmanager
+def log_fields(**fields: str) -> Iterator[None]:
+    """Within the block, what is logged has these fields, beside those of the blocks around it."""
+    token = _fields.set({**_fields.get(), **fields})
+    try:
+        yield
+    finally:
+        _fields.reset(token)
+
+
+def current_log_fields() -> Mapping[str, str]:
+    """Those of the block that this thread is in."""
+    return _fields.get()

@@ -15,7 +15,7 @@ from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable
 from fractune_core.fleet.messages import BuildWork, MeasureWork, RoundWork, SearchWork, TimeModelWork, Work
 from fractune_core.fleet.redis_names import SERVER_STREAM
 from fractune_core.fleet.signed_messages import Refused, open_dated_work
-from fractune_core.log_fields import log_fields
+from fractune_core.tracing import log_fields
 from fractune_workers.context import Meter, WorkerContext
 from fractune_workers.roles import Role
 

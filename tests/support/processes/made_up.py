@@ -11,9 +11,9 @@ from typing import Any
 from fractune_core import workloads
 from fractune_core.cpu_limits import GrantedLimit, LimitSize
 from fractune_core.fleet import messages
-from fractune_core.implementations import trace_of
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status, TuningRecord
 from fractune_core.shares import Device, GrantedShare, Share
+from fractune_core.workloads import trace_of
 
 DEVICE = Device("cpu", "simulated", 2, 8, 512, "a simulated processor")
 TARGET = '{"kind":"llvm","mcpu":"simulated","num-cores":2}'

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from fractune_core.digests import digest_of
+from fractune_core.names import digest_of
 from fractune_core.records import candidate_id, record_id
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fractune_core.implementations import (
+from fractune_core.records import UNTUNED
+from fractune_core.workloads import (
     DIRECT,
     TRITON,
     WINOGRAD2,
@@ -14,7 +15,6 @@ from fractune_core.implementations import (
     text_of,
     trace_of,
 )
-from fractune_core.records import UNTUNED
 
 TRACE = '[[["GetSBlock",[],["a:b","main"],["b0"]]],[]]'
 

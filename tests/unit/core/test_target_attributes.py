@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.errors import BadRequest
-from fractune_core.target_attributes import check_target, checked, read_attributes, read_target
+from fractune_core.targets import check_target, checked, read_attributes, read_target
 
 LLVM, CUDA = {"kind": "llvm"}, {"kind": "cuda", "arch": "sm_90"}
 FEATURES = {f"feature.{name}": True for name in ("is_aarch64", "has_asimd", "has_sve")}

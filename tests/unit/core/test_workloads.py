@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import BadRequest
-from fractune_core.implementations import DIRECT, WINOGRAD2
 from fractune_core.workloads import (
+    DIRECT,
+    WINOGRAD2,
     check_workload,
     is_workload_hash,
     joined_workloads,

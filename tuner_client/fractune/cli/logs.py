@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fractune_core.log_fields import current_log_fields
+from fractune_core.tracing import current_log_fields
 
 _CHATTY = ("alembic", "rq")
 """libraries with INFO messages about their own insides"""

@@ -17,7 +17,7 @@ from fractune_core.files.staged import Stages, stages_complaint
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, plain_variant
 from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share
-from fractune_core.target_attributes import read_attributes
+from fractune_core.targets import read_attributes
 
 ALIGNMENT_BYTES = 64
 """Weights begin at multiples of it, as the compiled code expects of memory"""

@@ -114,7 +114,7 @@ class IngestWork(ModelWork):
 class PastTrial:
     candidate: str
     trace: str
-    """As in a record: that of another implementation follows its name (`fractune_core.implementations`). All traces of
+    """As in a record: that of another implementation follows its name (`fractune_core.workloads`). All traces of
     work have this form."""
     secs: dict[str, float]
     """median in seconds by share, at all shares of the round; 0 = failed"""

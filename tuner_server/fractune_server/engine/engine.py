@@ -32,7 +32,7 @@ from fractune_core.fleet.messages import (
 from fractune_core.fleet.redis_connection import check_clock
 from fractune_core.fleet.redis_names import bundle_blob, model_blob, tuner_stream
 from fractune_core.jobs import JobState
-from fractune_core.log_fields import log_fields
+from fractune_core.tracing import log_fields
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.compile_turns import CompileTurns
 from fractune_server.engine.ingest import IngestPhase, ingest_key

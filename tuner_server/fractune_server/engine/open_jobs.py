@@ -12,7 +12,7 @@ from fractune_core.errors import FractuneError, QuotaExceeded, StateUnusable, on
 from fractune_core.fleet.blobs import release_blobs
 from fractune_core.fleet.redis_names import model_blob
 from fractune_core.jobs import JobState
-from fractune_core.log_fields import log_fields
+from fractune_core.tracing import log_fields
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.ingest import ingest_key
 from fractune_server.engine.rounds import Rounds

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fractune_core.digests import digest_of
 from fractune_core.fleet.blobs import drop_blobs
 from fractune_core.fleet.messages import (
     BuildWork,
@@ -25,9 +24,10 @@ from fractune_core.fleet.messages import (
     WorkRound,
 )
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, tuner_stream
-from fractune_core.log_fields import log_fields
+from fractune_core.names import digest_of
 from fractune_core.records import Kind, Status, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
+from fractune_core.tracing import log_fields
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.scheduler.allocation import OperatorPlan
 from fractune_server.scheduler.fair_queue import FairQueue

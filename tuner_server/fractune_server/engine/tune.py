@@ -27,10 +27,10 @@ from fractune_core.fleet.messages import (
 )
 from fractune_core.fleet.redis_names import BUILD_QUEUE, tune_queue, tuner_stream
 from fractune_core.jobs import JobState
-from fractune_core.log_fields import log_fields
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.share_kinds import CPU
 from fractune_core.targets import with_cores
+from fractune_core.tracing import log_fields
 from fractune_server.engine.active_job import ActiveJob, kernel_share_notes
 from fractune_server.engine.rounds import LiveRound, Rounds
 from fractune_server.scheduler.allocation import (

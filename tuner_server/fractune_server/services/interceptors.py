@@ -13,8 +13,8 @@ import redis
 from google.protobuf import descriptor_pool
 
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
-from fractune_core.log_fields import log_fields
 from fractune_core.names import Collection
+from fractune_core.tracing import log_fields
 from fractune_server.access.authenticator import caller
 from fractune_server.access.places import Places
 from fractune_server.instruments import Instruments

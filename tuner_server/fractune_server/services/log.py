@@ -20,7 +20,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import parse_shares
-from fractune_core.target_attributes import check_target
+from fractune_core.targets import check_target
 from fractune_core.workloads import check_workload
 from fractune_server.access.authenticator import caller
 from fractune_server.access.places import Places

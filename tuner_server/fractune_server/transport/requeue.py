@@ -30,9 +30,9 @@ from fractune_core.fleet.messages import (
 )
 from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM
 from fractune_core.fleet.signed_messages import seal_event
-from fractune_core.log_fields import log_fields
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status
 from fractune_core.shares import Device, GrantedShare
+from fractune_core.tracing import log_fields
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues, delete, fetch, readable_names
 

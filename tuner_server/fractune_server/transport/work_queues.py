@@ -22,7 +22,7 @@ from fractune_core.fleet.marks import DONE, is_marked, mark
 from fractune_core.fleet.messages import Work
 from fractune_core.fleet.redis_names import HANDLER, is_of_protocol, tune_queue
 from fractune_core.fleet.signed_messages import Refused, open_work, seal_work
-from fractune_core.log_fields import log_fields
+from fractune_core.tracing import log_fields
 
 _JOB_FIELDS = ("data", "meta", "status", "origin")
 """the fields of RQ's job that the server reads; RQ would unpack others of any size"""

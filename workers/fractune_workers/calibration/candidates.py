@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeVar
 
 from fractune_core.analysis.noise import FEWEST_CANDIDATES
 from fractune_core.errors import BadModel, FractuneError
-from fractune_core.implementations import implementation_of
 from fractune_core.records import Status
 from fractune_core.targets import target_key, with_cores
+from fractune_core.workloads import implementation_of
 from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, CallFailed, ChildTimeout

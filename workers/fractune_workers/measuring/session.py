@@ -28,7 +28,6 @@ from fractune_core.codec.plain_json import from_json
 from fractune_core.disturbed import TRIES
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import ArtifactItem, MeasureWork, work_record
-from fractune_core.implementations import DIRECT
 from fractune_core.records import (
     FIRST_POLICY,
     TRIAL_POLICY,
@@ -42,6 +41,7 @@ from fractune_core.records import (
     with_cache,
 )
 from fractune_core.shares import Device, GrantedShare, Share
+from fractune_core.workloads import DIRECT
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, ChildDied, ChildTimeout
 from fractune_workers.child.process import Start

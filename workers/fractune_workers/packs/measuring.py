@@ -31,16 +31,15 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from fractune_core.codec.plain_json import checked, read_json
-from fractune_core.digests import digest_of
 from fractune_core.errors import BadRequest, ShareUnavailable, StateUnusable
 from fractune_core.files.packs import ANCHOR, LOOP, Pack, PackedCandidate, PackedOperator
 from fractune_core.files.sealed import MANIFEST
 from fractune_core.fleet.messages import ArtifactItem, MeasureWork, TargetOperator, WorkRound
 from fractune_core.host.cpu_topology import CpuTopology
-from fractune_core.implementations import DIRECT, implementation_of
-from fractune_core.names import DEFAULT_TENANT
+from fractune_core.names import DEFAULT_TENANT, digest_of
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import Device, Share
+from fractune_core.workloads import DIRECT, implementation_of
 from fractune_workers.gpu.nvml import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from fractune_workers.locks.gpu_slots import ALONE, GpuSlots, MeasurementSlot

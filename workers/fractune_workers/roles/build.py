@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core import __version__
-from fractune_core.digests import digest_of
 from fractune_core.errors import NotFound, as_message
 from fractune_core.fleet.blobs import has_blob
 from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork, TargetOperator
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue
 from fractune_core.fleet.signed_messages import Unsigned
+from fractune_core.names import digest_of
 from fractune_core.records import Kind, Status
 from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess, BuiltCandidate, build_failure
 from fractune_workers.child.errors import CALL_ERRORS, retry_if_killed

@@ -30,10 +30,10 @@ from fractune_core.fleet.messages import (
 )
 from fractune_core.fleet.redis_names import SERVER_STREAM, artifact_blob, bundle_blob, measure_queue
 from fractune_core.fleet.worker_entries import FAULT_EPOCHS, REMEASURED
-from fractune_core.implementations import DIRECT, implementation_of
 from fractune_core.names import DEFAULT_TENANT
 from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare, Share
+from fractune_core.workloads import DIRECT, implementation_of
 from fractune_workers.context import ResultTransaction, WorkerContext
 from fractune_workers.gpu.nvml import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.locks.gpu_slots import ALONE, GpuTurns, MeasurementSlot, claim_of

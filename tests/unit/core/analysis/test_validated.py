@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractune_core.analysis.validated import ValidatedRecords
-from fractune_core.implementations import WINOGRAD2, text_of
+from fractune_core.workloads import WINOGRAD2, text_of
 from tests.support.samples import validation
 
 

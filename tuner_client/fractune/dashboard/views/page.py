@@ -21,7 +21,7 @@ from fractune_core.errors import one_line
 from fractune_core.files.buckets import shape_text
 from fractune_core.jobs import JobState
 from fractune_core.names import Collection
-from fractune_core.refusals import refused_node
+from fractune_core.operators import refused_node
 
 
 @dataclass(frozen=True)

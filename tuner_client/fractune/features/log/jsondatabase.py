@@ -16,17 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core.codec.messages import from_proto, to_proto
-from fractune_core.digests import digest_of
 from fractune_core.errors import BadRequest, FractuneError, StateUnusable
-from fractune_core.implementations import DIRECT, NO_DECISIONS, TRITON, trace_of
+from fractune_core.names import digest_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import UNTUNED, Kind, Status, TimingPolicy, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
-from fractune_core.target_attributes import read_attributes
-from fractune_core.targets import target_key
+from fractune_core.targets import read_attributes, target_key
 from fractune_core.tir.canonical import canonical_graph, names_of, read_graph
 from fractune_core.tir.lookups import by_position
-from fractune_core.workloads import joined_workloads, parted_workloads, workload_hash
+from fractune_core.workloads import (
+    DIRECT,
+    NO_DECISIONS,
+    TRITON,
+    joined_workloads,
+    parted_workloads,
+    trace_of,
+    workload_hash,
+)
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"

@@ -13,7 +13,7 @@ from pathlib import Path
 from fractune.features.parts.cutting import cut
 from fractune_core.errors import BadModel, first_line
 from fractune_core.host.parent_death import die_with_parent
-from fractune_core.refusals import RefusedNode
+from fractune_core.operators import RefusedNode
 
 STAGES, ERROR = "stages.json", "error"
 

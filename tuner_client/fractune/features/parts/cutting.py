@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fractune_core.errors import BadModel, first_line
 from fractune_core.files.staged import MOST_PARTS, Stages, Step, Tensor, part_entry
-from fractune_core.refusals import RefusedNode
+from fractune_core.operators import RefusedNode
 
 if TYPE_CHECKING:
     import numpy.typing as npt

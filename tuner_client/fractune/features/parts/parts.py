@@ -26,7 +26,7 @@ from fractune_core.files.new_bundle import NewBundle
 from fractune_core.files.staged import Stages, Step, Tensor
 from fractune_core.jobs import JobSpec
 from fractune_core.model_inputs import constants_in
-from fractune_core.refusals import RefusedNode, refused_node
+from fractune_core.operators import RefusedNode, refused_node
 from fractune_core.shares import Share
 
 _NEEDED = ("onnx", "onnxruntime")

@@ -28,7 +28,7 @@ from fractune_core.files.new_bundle import NewBundle
 from fractune_core.files.onnx_file import MOST_PARSED_BYTES
 from fractune_core.jobs import JobOptions, JobSpec, SearchOptions
 from fractune_core.model_inputs import Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
-from fractune_core.refusals import RefusedNode, refused_node
+from fractune_core.operators import RefusedNode, refused_node
 
 _PART = 0.2
 """of the budget for each shape but the first: four shapes take 1.6 budgets"""

@@ -11,7 +11,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from fractune_core.errors import BadModel
-from fractune_core.refusals import node_text, refusal_text
+from fractune_core.operators import node_text, refusal_text
 
 _SEPARATOR = "\x1f"
 """in the names of nodes that are made here: between a name, an output, an operator and a number"""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from fractune_core.implementations import DIRECT, INT8, INT16
+from fractune_core.workloads import DIRECT, INT8, INT16
 from fractune_workers.children.layouts import elementwise
 from fractune_workers.children.layouts.kernels import direct
 from fractune_workers.children.layouts.kernels.blocks import Blocks, Bounds, block_count, pack

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fractune_core.analysis.joint_time import joint_time_s
-from fractune_core.implementations import NO_DECISIONS
+from fractune_core.workloads import NO_DECISIONS
 from fractune_workers.children.searching.surrogate import Surrogate
 
 

@@ -12,8 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from fractune_core.errors import BadRequest, FractuneError
-from fractune_core.target_attributes import GPU_KEYS, GPU_OPTIONS, Attributes, read_attributes
-from fractune_core.targets import TF32, capability
+from fractune_core.targets import GPU_KEYS, GPU_OPTIONS, TF32, Attributes, capability, read_attributes
 from fractune_workers.cuda.compilers import INSTALL, CudaCompiler, find_compiler
 
 _BLOCK = {

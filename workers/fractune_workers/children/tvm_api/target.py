@@ -18,7 +18,7 @@ import tvm
 from fractune_core import targets
 from fractune_core.errors import BadRequest, first_line
 from fractune_core.shares import Device
-from fractune_core.target_attributes import HOST_WORDS, Attributes, checked, read_attributes, read_target
+from fractune_core.targets import HOST_WORDS, Attributes, checked, read_attributes, read_target
 from fractune_workers.children.tvm_api import cuda_target
 from fractune_workers.children.tvm_api.keep_out import load_cuda
 from fractune_workers.children.tvm_api.processor import cpu_device
@@ -68,7 +68,7 @@ def parse_target(text: str, cores: int) -> tvm.target.Target:
     """The target that `text` means: empty or `native` for this host, JSON, a TVM tag, `llvm -mcpu=...`, `cuda:sm_90`.
 
     `cores` becomes a CPU's `num-cores` where the text does not name it. Raises BadRequest for a target that
-    `target_attributes` refuses, or that TVM, LLVM or this machine's CUDA toolkit does not know.
+    `fractune_core.targets` refuses, or that TVM, LLVM or this machine's CUDA toolkit does not know.
     """
     text = text.strip()
     if text in HOST_WORDS:
@@ -86,7 +86,7 @@ def parse_target(text: str, cores: int) -> tvm.target.Target:
 
 
 def load_target(text: str) -> tvm.target.Target:
-    """The target of a record or a message, TVM's JSON. Raises BadRequest for what `target_attributes` refuses."""
+    """The target of a record or a message, TVM's JSON. Raises BadRequest for what `fractune_core.targets` refuses."""
     return _target(text, read_attributes(text))
 
 

@@ -14,11 +14,10 @@ from tvm.s_tir import meta_schedule as ms
 
 from fractune.features.log.jsondatabase import RECORDS, WORKLOADS, read_jsondatabase, write_jsondatabase
 from fractune_core.codec.messages import from_proto, to_proto
-from fractune_core.implementations import DIRECT, NO_DECISIONS, TRITON, text_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 from fractune_core.tir.canonical import read_graph
-from fractune_core.workloads import check_workload, parted_workloads
+from fractune_core.workloads import DIRECT, NO_DECISIONS, TRITON, check_workload, parted_workloads, text_of
 from fractune_server.store.records.rows import check_record
 from tests.support.client_samples import record
 from tests.support.samples import DEVICE, granted

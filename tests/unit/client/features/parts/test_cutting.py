@@ -15,7 +15,7 @@ from fractune.features.parts.cutting import cut
 from fractune.features.parts.parts import cut_model
 from fractune_core.errors import BadModel
 from fractune_core.files.staged import Stages
-from fractune_core.refusals import RefusedNode
+from fractune_core.operators import RefusedNode
 from tests.support import children
 from tests.support.parts import CDIST, SHAPE, write_middle, write_parted
 

@@ -10,7 +10,7 @@ from fractune.features.parts.parts import may_cut, with_remedy
 from fractune.features.tune import shape_jobs
 from fractune_core.errors import BadModel
 from fractune_core.jobs import JobSpec
-from fractune_core.refusals import node_text, refusal_text
+from fractune_core.operators import node_text, refusal_text
 from tests.support.parts import write_middle
 
 REFUSED = BadModel(refusal_text(17, node_text("cdist", "", "com.microsoft.CDist"), "it is not known"))

@@ -9,9 +9,8 @@ import pytest
 
 from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.errors import BadRequest, NotFound
-from fractune_core.implementations import DIRECT, WINOGRAD4, text_of
 from fractune_core.records import Kind, TuningRecord
-from fractune_core.workloads import joined_workloads, workload_hash
+from fractune_core.workloads import DIRECT, WINOGRAD4, joined_workloads, text_of, workload_hash
 from fractune_server.store.records.log import Donor, RecordPlace
 from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store

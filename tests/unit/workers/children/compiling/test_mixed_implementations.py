@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from fractune_core.implementations import WINOGRAD2, WINOGRAD4
+from fractune_core.workloads import WINOGRAD2, WINOGRAD4
 from fractune_workers.children.compiling.implementations import hashes_of, implementations_of, with_implementations
 from fractune_workers.children.importing.passes import direct_hash, extract, prepare
 from tests.unit.workers.children.layouts.networks import Network, inputs_of, network, outputs

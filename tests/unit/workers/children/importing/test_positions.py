@@ -8,9 +8,9 @@ import tvm
 from tvm.relax import op
 from tvm.script import tirx as T
 
-from fractune_core.implementations import DIRECT
 from fractune_core.tir.canonical import canonical_graph, names_of, read_graph
 from fractune_core.tir.lookups import Names
+from fractune_core.workloads import DIRECT
 from fractune_workers.children.importing.passes import direct_hash, extract, prepare
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
 from fractune_workers.children.tvm_api.target import parse_target

@@ -9,7 +9,7 @@ from onnx import helper
 from tvm import relax
 
 from fractune_core.errors import BadModel
-from fractune_core.refusals import refused_node
+from fractune_core.operators import refused_node
 from fractune_workers.children.importing.passes import prepare
 from fractune_workers.children.rewriting.origins import with_origins
 from tests.support.onnx_models import TARGET, imported, onnx_model

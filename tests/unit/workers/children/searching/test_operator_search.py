@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import te, topi
 
-from fractune_core.implementations import DIRECT
+from fractune_core.workloads import DIRECT
 from fractune_workers.children.importing.passes import Operator, described
 from fractune_workers.children.searching.child import SearcherChild
 from fractune_workers.children.searching.spaces.sketches import sketches_of

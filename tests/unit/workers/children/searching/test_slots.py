@@ -11,7 +11,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from fractune_core.implementations import WINOGRAD2, WINOGRAD4
+from fractune_core.workloads import WINOGRAD2, WINOGRAD4
 from fractune_workers.children.fusing.fuse import fused
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.layouts.kernels.implementations import order_of

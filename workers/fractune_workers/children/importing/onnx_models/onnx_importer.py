@@ -19,7 +19,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_core.errors import BadModel, first_line
-from fractune_core.refusals import unknown_text
+from fractune_core.operators import unknown_text
 from fractune_workers.children.importing.onnx_graph import (
     described,
     domain_of,

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from fractune_core.errors import BadModel
-from fractune_core.refusals import refused_node
+from fractune_core.operators import refused_node
 from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported
 
 Array = npt.NDArray[Any]

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from fractune_core.errors import BadModel
-from fractune_core.refusals import RefusedNode, refused_node
+from fractune_core.operators import RefusedNode, refused_node
 from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported
 
 Array = npt.NDArray[Any]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fractune_core.refusals import RefusedNode, node_text, refusal_text, refused_node, unknown_text
+from fractune_core.operators import RefusedNode, node_text, refusal_text, refused_node, unknown_text
 
 
 def refusal(name: str = "n", output: str = "y", why: str = "its input is empty") -> str:
