@@ -1,5 +1,6 @@
-"""What a reader of models says of operators: those of a model, within bounds that the recorder checks again, and the
-refusal of one node of an ONNX file, a text for people from which a client learns the node again.
+"""What a reader of models says of operators: of each its numbers, which the recorder checks again, or a refusal.
+
+The refusal of one node of an ONNX file is a text for people, from which a client learns the node again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Targets without TVM, in TVM's JSON: their identity, their cores and their GPU, and what the target of a caller, a
-record or a message may say: the attributes listed here, each with a value of its form.
+"""Targets without TVM, in TVM's JSON: their identity, their cores and their GPU.
 
+The target of a caller, a record or a message may have the attributes listed here, each with a value of its form.
 TVM gives some attributes of a target to LLVM as a command line, which writes files and runs programs (`cl-opt`). Others
 choose another compiler or library. So every text that becomes a target in some process comes through here first, in the
 server before a job exists, and again in the process that makes the target.

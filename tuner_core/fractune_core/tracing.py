@@ -1,5 +1,6 @@
-"""Traces by OpenTelemetry, one for each job, from the server over its workers to the log; and the job and the work of
-each line of the server's and the workers' logs, for programs that read them.
+"""Traces by OpenTelemetry, one for each job: from the server over its workers to the log.
+
+Each line of the server's and the workers' logs names its job and its work (`log_fields`), for programs that read them.
 
 Tracing needs the extra `trace` and OpenTelemetry's own environment variables. Otherwise nothing here does or imports
 anything. A span's parent is text, W3C's `traceparent`, in the signed messages. The id of a job's span follows from the

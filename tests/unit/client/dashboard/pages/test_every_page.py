@@ -16,8 +16,8 @@ from fractune.features.matrix.table import cell_text
 from fractune.server.job_status import job_status
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import ServerUnreachable
-from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.operators import node_text, refusal_text
+from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import job_script, record
 from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.processes.scripted_server import ScriptedServer, serving

@@ -7,8 +7,8 @@ import json
 import re
 
 from fractune_core.codec.messages import to_proto
-from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.operators import node_text, refusal_text
+from fractune_core.pb import fractune_pb2 as pb
 from tests.support.measured_pairs import runtime_time
 from tests.support.processes.scripted_server import ScriptedServer
 from tests.unit.client.dashboard.conftest import Pages, until
