@@ -145,9 +145,7 @@ class NamedSizes:
     """The open axes of a model's inputs."""
 
     def __init__(
-        self,
-        inputs: Mapping[str, Sequence[Dim] | None],
-        relations: Mapping[str, Formula] = MappingProxyType({}),
+        self, inputs: Mapping[str, Sequence[Dim] | None], relations: Mapping[str, Formula] = MappingProxyType({})
     ) -> None:
         """`inputs` has the axes of each input as the file has them, None for an unknown number. `relations` has what
         the graph forces: a name, and what it equals.

@@ -1,5 +1,5 @@
 """Names of the public contract: resources (`models/{sha256}`, `jobs/{job}`, ...), the variants of a bundle, the
-operators that change a layout, and the parts of a server's health; and names that follow from what they name.
+operators that change a layout, and the parts of a server's health. `digest_of` makes names that follow from values.
 """
 
 from __future__ import annotations

@@ -241,10 +241,7 @@ class InferenceSession:
         return ""
 
     def _take_providers(
-        self,
-        providers: Providers | None,
-        options: Sequence[dict[Any, Any]] | None,
-        ignored: Collection[str],
+        self, providers: Providers | None, options: Sequence[dict[Any, Any]] | None, ignored: Collection[str]
     ) -> None:
         """Warn of providers that the bundle does not run on, of options of its own, and of what else is `ignored`."""
         given = _by_name(providers or (), options)

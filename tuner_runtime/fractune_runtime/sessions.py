@@ -46,10 +46,7 @@ _SETTINGS: dict[str, dict[str, str]] = {
     ONNX_RUNTIME: {"session.intra_op.allow_spinning": "0"},
     OPENVINO: {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"},
 }
-_EXACT: dict[str, dict[str, str]] = {
-    ONNX_RUNTIME: EXACT_ONNX_RUNTIME,
-    OPENVINO: {"EXECUTION_MODE_HINT": "ACCURACY"},
-}
+_EXACT: dict[str, dict[str, str]] = {ONNX_RUNTIME: EXACT_ONNX_RUNTIME, OPENVINO: {"EXECUTION_MODE_HINT": "ACCURACY"}}
 """By default ONNX Runtime's products of bytes may saturate; OpenVINO computes in bfloat16, and rounds data to 8 bits
 where weights have 8 bits, also with INFERENCE_PRECISION_HINT=f32"""
 _QUANTIZING = (

@@ -67,14 +67,7 @@ class Admin:
         with self._database() as database:
             return TokenStore(database).revoke(token_id)
 
-    def create_tenant(
-        self,
-        name: str,
-        quotas: Quotas,
-        weight: int = 1,
-        *,
-        shares_searches: bool = False,
-    ) -> None:
+    def create_tenant(self, name: str, quotas: Quotas, weight: int = 1, *, shares_searches: bool = False) -> None:
         """Raises BadRequest for a name that is taken or wrong, StateUnusable."""
         with self._database() as database:
             TenantStore(database).create(StoredTenant(name, quotas, weight, shares_searches))

@@ -219,10 +219,7 @@ def _services() -> list[str]:
 
 
 def _serve(
-    options: ServerOptions,
-    context: ServerContext,
-    credentials: grpc.ServerCredentials | None,
-    ends: SimpleQueue[str],
+    options: ServerOptions, context: ServerContext, credentials: grpc.ServerCredentials | None, ends: SimpleQueue[str]
 ) -> None:
     """Serve until `ends` holds a reason to end."""
     context.redis.mset({PROTOCOL_KEY: PROTOCOL, GREETING_KEY: seal_greeting(context.secret)})

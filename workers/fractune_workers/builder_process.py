@@ -109,11 +109,7 @@ class BuilderProcess:
             "build", _STUCK_S, workload_hash=workload_hash, target=target, trace=trace, limit_cpu_s=limit_cpu_s
         )
         return BuiltCandidate(
-            Status(answer["status"]),
-            answer["cause"],
-            answer["object"],
-            answer["build_secs"],
-            answer["versions"],
+            Status(answer["status"]), answer["cause"], answer["object"], answer["build_secs"], answer["versions"]
         )
 
     def stop(self) -> None:

@@ -53,8 +53,7 @@ Server = Annotated[
     ),
 ]
 ReconnectS = Annotated[
-    float,
-    typer.Option("--reconnect-s", min=0, max=_DAY_S, help="Seconds to wait for an unreachable server."),
+    float, typer.Option("--reconnect-s", min=0, max=_DAY_S, help="Seconds to wait for an unreachable server.")
 ]
 OnDone = Annotated[
     str | None,
@@ -105,12 +104,10 @@ MostBuckets = Annotated[
     int | None, typer.Option("--most-buckets", min=1, max=64, help="Most lengths of --lengths auto. [default: 4]")
 ]
 Pad = Annotated[
-    list[str] | None,
-    typer.Option("--pad", metavar="NAME=1", help="Number that pads this input; 0 for the others."),
+    list[str] | None, typer.Option("--pad", metavar="NAME=1", help="Number that pads this input; 0 for the others.")
 ]
 PaddingError = Annotated[
-    str | None,
-    typer.Option("--padding-error", metavar="1%", help="Allow padding that changes outputs by this part."),
+    str | None, typer.Option("--padding-error", metavar="1%", help="Allow padding that changes outputs by this part.")
 ]
 Only = Annotated[str, typer.Option("--only", help="Only operators whose name contains one of these (A,B).")]
 Exact = Annotated[

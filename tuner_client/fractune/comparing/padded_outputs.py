@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
 
 _FEW_KINDS = ("positive", "normal", "masked", "last", "last")
-_KINDS = (
-    *(*_FEW_KINDS, "normal", "normal", "negative", "constant", "constant"),
-    *("masked", "tiny", "large", "zero"),
-)
+_KINDS = (*(*_FEW_KINDS, "normal", "normal", "negative", "constant", "constant"), *("masked", "tiny", "large", "zero"))
 """of values; each comparison is made with each of them, by a seed of its own. `constant`: all positions are alike, as
 if there were one. `last`: only the last position is not zero. `masked`: a mask hides some positions"""
 _SCALES = {"tiny": 1e-3, "zero": 0.0}

@@ -287,13 +287,7 @@ def _repeats_json(timed: SideBySide) -> dict[str, Any]:
 def _ratio_json(timed: SideBySide) -> dict[str, float | None]:
     """Both medians in seconds, and the ratio with its 95 % interval, None if not known."""
     low, high = (None if math.isnan(edge) else edge for edge in timed.interval)
-    return {
-        "our_s": timed.our_s,
-        "peer_s": timed.peer_s,
-        "ratio": timed.ratio,
-        "ratio_low": low,
-        "ratio_high": high,
-    }
+    return {"our_s": timed.our_s, "peer_s": timed.peer_s, "ratio": timed.ratio, "ratio_low": low, "ratio_high": high}
 
 
 def _ratio_text(timed: SideBySide) -> str:

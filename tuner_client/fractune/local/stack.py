@@ -91,10 +91,7 @@ def plan_cores(
 
 
 def plan_measurers(
-    shares: Sequence[Share],
-    wanted: Mapping[str, int],
-    available: Sequence[int],
-    topology: CpuTopology = EACH_A_CORE,
+    shares: Sequence[Share], wanted: Mapping[str, int], available: Sequence[int], topology: CpuTopology = EACH_A_CORE
 ) -> list[tuple[Share, list[int]]]:
     """The measurers and their cores: one for each share, then more, up to the number by share in `wanted` (else the
     usual number). More are added only while unused cores exist and one is left for builds.

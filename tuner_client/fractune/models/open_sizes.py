@@ -150,10 +150,7 @@ def settled_once(
 
 
 def settled(
-    path: Path,
-    inputs: SeveralShapes | None,
-    sizes: Sizes | None = None,
-    report: Callable[[str], None] | None = None,
+    path: Path, inputs: SeveralShapes | None, sizes: Sizes | None = None, report: Callable[[str], None] | None = None
 ) -> SeveralShapes | None:
     """The inputs with shapes for what `sizes` name, and with the size 1 for batches that nothing gives. Of several
     sizes all combinations that do not contradict the model; `report` gets a line on the others, and on batches.
@@ -228,12 +225,7 @@ def _related(path: Path, found: Interface, choices: Sequence[tuple[Inputs, Mappi
 
 
 def _shapes(
-    path: Path,
-    found: Interface,
-    names: NamedSizes,
-    known: Mapping[str, int],
-    given: Inputs,
-    sizes: Mapping[str, int],
+    path: Path, found: Interface, names: NamedSizes, known: Mapping[str, int], given: Inputs, sizes: Mapping[str, int]
 ) -> tuple[dict[str, list[int]], list[str]]:
     """The shapes of the inputs that are not given, and which of them have a batch of 1 that nothing gives. Raises
     OpenSizes.

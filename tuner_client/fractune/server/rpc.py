@@ -373,10 +373,7 @@ class RpcClient:
             return method(request, timeout=timeout_s or self._timeout_s)
 
     def _stream(
-        self,
-        method: grpc.UnaryStreamMultiCallable[Request, Answer],
-        request: Request,
-        timeout_s: float | None,
+        self, method: grpc.UnaryStreamMultiCallable[Request, Answer], request: Request, timeout_s: float | None
     ) -> Iterator[Answer]:
         with self._own_errors():
             call = method(request, timeout=timeout_s)

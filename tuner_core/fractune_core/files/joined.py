@@ -13,14 +13,7 @@ from typing import IO, Any
 
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import Buckets
-from fractune_core.files.bundles import (
-    JOINED_FORMAT,
-    RECORDS,
-    WEIGHTS,
-    Bundle,
-    member_folder,
-    object_entry,
-)
+from fractune_core.files.bundles import JOINED_FORMAT, RECORDS, WEIGHTS, Bundle, member_folder, object_entry
 from fractune_core.files.compared import ONNX_RUNTIME, Runtime
 from fractune_core.files.manifests import ALIGNMENT_BYTES, MOST_MEMBERS
 from fractune_core.files.sealed import write_sealed

@@ -412,10 +412,7 @@ _FIELDS: dict[str, tuple[_Check, str]] = {
     "inputs": (_list_of(_is_tensor), "a list of name, dtype and shape"),
     "outputs": (_list_of(_is_output), "a list of name, dtype and shape"),
     "weights": (_list_of(_is_weight), "a list of dtype, shape, offset and size"),
-    "shares": (
-        _map_of(_object_with(units=_is_amount)),
-        "an object of printable shares with units",
-    ),
+    "shares": (_map_of(_object_with(units=_is_amount)), "an object of printable shares with units"),
     "variants": (_list_of(_is_variant, fewest=1), "a list of printable name and objects such as kernel.o"),
     "sha256": (_map_of(_is_digest), "an object of digests"),
 }

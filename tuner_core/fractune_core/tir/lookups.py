@@ -68,8 +68,7 @@ def names_by_position(blocks: Sequence[str], buffers: Sequence[str]) -> Names:
         named.append(ROOT if at == 0 else name if keeps else f"block_at_{at}")
         seen.add(name)
     return Names(
-        tuple(zip(blocks, named, strict=True)),
-        tuple((name, f"buffer_at_{at}") for at, name in enumerate(buffers)),
+        tuple(zip(blocks, named, strict=True)), tuple((name, f"buffer_at_{at}") for at, name in enumerate(buffers))
     )
 
 

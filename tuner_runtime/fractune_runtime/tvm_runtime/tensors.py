@@ -416,9 +416,7 @@ def accepted_integers(
 
 
 def telling_ranges(
-    specs: Sequence[TensorSpec],
-    run: Callable[[dict[str, Array]], Sequence[Array]],
-    within: Mapping[str, range],
+    specs: Sequence[TensorSpec], run: Callable[[dict[str, Array]], Sequence[Array]], within: Mapping[str, range]
 ) -> dict[str, range]:
     """The ranges, and those of other inputs with which the outputs say most (`blank_outputs`). Nothing else is drawn if
     all outputs say something between 0.1 and 1. `run` raises FractuneError for inputs that it refuses.

@@ -207,11 +207,7 @@ def _check_open(token: StoredToken) -> None:
 
 
 _BY_SERVICE: dict[str, dict[str, Scope | None]] = {
-    "fractune.v1.ModelService": {
-        "UploadModel": Scope.SUBMIT,
-        "GetUpload": Scope.SUBMIT,
-        "GetModel": Scope.READ,
-    },
+    "fractune.v1.ModelService": {"UploadModel": Scope.SUBMIT, "GetUpload": Scope.SUBMIT, "GetModel": Scope.READ},
     "fractune.v1.JobService": {
         "CreateJob": Scope.SUBMIT,
         "GetJob": Scope.READ,

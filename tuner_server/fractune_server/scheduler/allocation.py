@@ -266,10 +266,7 @@ class Budget:
 
 
 def next_round(
-    plans: Sequence[OperatorPlan],
-    limits: Budget,
-    gained: int,
-    allowed: Callable[[OperatorPlan], bool] = lambda _: True,
+    plans: Sequence[OperatorPlan], limits: Budget, gained: int, allowed: Callable[[OperatorPlan], bool] = lambda _: True
 ) -> tuple[OperatorPlan, int] | None:
     """The next operator, and how many candidates to request. None = nothing can start now.
 

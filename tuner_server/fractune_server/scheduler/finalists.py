@@ -56,8 +56,7 @@ def choose_donors(known: Iterable[D], operator: str, workload_hash: str, shares:
         if each.trials >= TRIALS_AT_LEAST and (best is None or _rank(each, shares) > _rank(best, shares)):
             chosen[each.workload_hash] = each
     ranked = sorted(
-        chosen.values(),
-        key=lambda each: (each.workload_hash != workload_hash, each.operator != operator, -each.trials),
+        chosen.values(), key=lambda each: (each.workload_hash != workload_hash, each.operator != operator, -each.trials)
     )
     return ranked[:DONORS_AT_MOST]
 

@@ -106,11 +106,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        redis: Redis,
-        log: TuningLog,
-        secret: bytes,
-        awaited: Callable[[list[Arrival]], list[Arrival]],
+        self, redis: Redis, log: TuningLog, secret: bytes, awaited: Callable[[list[Arrival]], list[Arrival]]
     ) -> None:
         self._redis = redis
         self._reader = _without_retries(redis)

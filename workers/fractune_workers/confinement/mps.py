@@ -10,13 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from fractune_core.cuda import (
-    MPS_MEMORY_LIMIT,
-    MPS_PARTITION,
-    MPS_PERCENTAGE,
-    MPS_PIPE_DIRECTORY,
-    VISIBLE_DEVICES,
-)
+from fractune_core.cuda import MPS_MEMORY_LIMIT, MPS_PARTITION, MPS_PERCENTAGE, MPS_PIPE_DIRECTORY, VISIBLE_DEVICES
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement.base import Confinement

@@ -10,15 +10,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 from fractune_core.errors import BadRequest, ShareUnavailable
-from fractune_core.planning.devices import (
-    BY_NAME,
-    COMPUTE_SLICES,
-    MEMORY_SLICES,
-    PROFILES,
-    Placed,
-    Profile,
-    placements,
-)
+from fractune_core.planning.devices import BY_NAME, COMPUTE_SLICES, MEMORY_SLICES, PROFILES, Placed, Profile, placements
 from fractune_workers.gpu.nvml import Gpu
 
 _TIMEOUT_S = 120.0

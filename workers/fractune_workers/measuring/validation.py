@@ -12,13 +12,7 @@ from typing import Any
 
 from fractune_core.codec.plain_json import from_json
 from fractune_core.records import VALIDATION_POLICY, Status
-from fractune_workers.measuring.session import (
-    CHILD_ERRORS,
-    LOAD_TIMEOUT_S,
-    ArtifactBatch,
-    MeasurementSession,
-    Outcome,
-)
+from fractune_workers.measuring.session import CHILD_ERRORS, LOAD_TIMEOUT_S, ArtifactBatch, MeasurementSession, Outcome
 
 _CHECK_TIMEOUT_S, _UNTUNED_TIMEOUT_S = 60.0, 600.0
 """of a finalist's check, and of the untuned default's: of a large convolution that takes 10 s on a core of its own"""

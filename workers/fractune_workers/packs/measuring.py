@@ -351,8 +351,7 @@ class _Run:
         best_s = {each.workload_hash: self._best_s(each) for each in self._operators}
         ordered = sorted(self._operators, key=lambda each: each.weight * best_s[each.workload_hash], reverse=True)
         return self._until(
-            end_s,
-            (partial(self._validation, place, operator) for operator in ordered for place in self._places),
+            end_s, (partial(self._validation, place, operator) for operator in ordered for place in self._places)
         )
 
     def _until(self, end_s: float, batches: Iterator[Callable[[], None]]) -> bool:

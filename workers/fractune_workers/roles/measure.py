@@ -20,14 +20,7 @@ from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.analysis.roofline import Roof
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.blobs import get_signed_file
-from fractune_core.fleet.messages import (
-    Measured,
-    MeasureWork,
-    ModelTimed,
-    RoofMeasured,
-    TimeModelWork,
-    WorkerInfo,
-)
+from fractune_core.fleet.messages import Measured, MeasureWork, ModelTimed, RoofMeasured, TimeModelWork, WorkerInfo
 from fractune_core.fleet.redis_names import SERVER_STREAM, artifact_blob, bundle_blob, measure_queue
 from fractune_core.fleet.worker_entries import FAULT_EPOCHS, REMEASURED
 from fractune_core.names import DEFAULT_TENANT
@@ -38,12 +31,7 @@ from fractune_workers.context import ResultTransaction, WorkerContext
 from fractune_workers.gpu.nvml import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.locks.gpu_slots import ALONE, GpuTurns, MeasurementSlot, claim_of
 from fractune_workers.measuring.audit import audit_file
-from fractune_workers.measuring.session import (
-    ArtifactBatch,
-    MeasurementSession,
-    measure_stable,
-    measured_record,
-)
+from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, measure_stable, measured_record
 from fractune_workers.measuring.validation import validation
 from fractune_workers.roles import Role
 from fractune_workers.sandboxes import MeasurerLimits

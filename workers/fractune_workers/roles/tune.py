@@ -23,15 +23,7 @@ from fractune_core.fleet.messages import (
     SearchWork,
     build_batch,
 )
-from fractune_core.fleet.redis_names import (
-    BUILD_QUEUE,
-    EVENT_FIELD,
-    RECORDER,
-    STREAMS,
-    TUNER,
-    tune_queue,
-    tuner_stream,
-)
+from fractune_core.fleet.redis_names import BUILD_QUEUE, EVENT_FIELD, RECORDER, STREAMS, TUNER, tune_queue, tuner_stream
 from fractune_core.fleet.signed_messages import Unsigned, open_event
 from fractune_core.records import Kind, Status
 from fractune_core.shares import expected_units

@@ -285,11 +285,7 @@ def _pads(bundle: Bundle) -> bool:
 
 
 def _write(
-    timed: Bundle,
-    path: Path,
-    onnx: Path,
-    found: dict[int | None, dict[str, Any]],
-    checked: dict[int | None, Checked],
+    timed: Bundle, path: Path, onnx: Path, found: dict[int | None, dict[str, Any]], checked: dict[int | None, Checked]
 ) -> None:
     """Write the times into the bundle at `path` as it is now, because another contest may have ended meanwhile.
 
@@ -307,11 +303,7 @@ def _code_digests(bundle: Bundle) -> dict[str, str]:
 
 
 def _add_times(
-    bundle: Bundle,
-    path: Path,
-    onnx: Path,
-    found: dict[int | None, dict[str, Any]],
-    checked: dict[int | None, Checked],
+    bundle: Bundle, path: Path, onnx: Path, found: dict[int | None, dict[str, Any]], checked: dict[int | None, Checked]
 ) -> None:
     """Replace the bundle by one with the times, and with the model file if another runtime serves something of it."""
     before: dict[str, Any] = bundle.written.get("runtimes", {})

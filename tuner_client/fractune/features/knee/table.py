@@ -142,9 +142,7 @@ def knee_table(reports: Sequence[KneeReport], title: str) -> Table:
 def _times(report: KneeReport, units: Sequence[int]) -> list[str]:
     return [
         marked_time(
-            report.curve.measured.get(each),
-            launch_bound=report.is_launch_bound(each),
-            at_most=each in report.disturbed,
+            report.curve.measured.get(each), launch_bound=report.is_launch_bound(each), at_most=each in report.disturbed
         )
         for each in units
     ]

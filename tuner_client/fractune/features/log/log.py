@@ -126,12 +126,7 @@ class Log:
 
     @checked
     def query(
-        self,
-        *,
-        limit: int = 100,
-        fastest: bool = False,
-        page: str = "",
-        **filters: Unpack[FilterOptions],
+        self, *, limit: int = 100, fastest: bool = False, page: str = "", **filters: Unpack[FilterOptions]
     ) -> Records:
         """At most `limit` records, the newest first, or the fastest; with `page` those after an earlier answer's."""
         only = record_filter(**filters)
@@ -196,13 +191,7 @@ class Log:
         return Imported(answer.added, answer.already_there)
 
     @checked
-    def prune(
-        self,
-        *,
-        keep_best: int = 64,
-        dry_run: bool = False,
-        **filters: Unpack[FilterOptions],
-    ) -> Pruned:
+    def prune(self, *, keep_best: int = 64, dry_run: bool = False, **filters: Unpack[FilterOptions]) -> Pruned:
         """Delete trials beyond the fastest `keep_best` of each operator, target, device and share.
 
         Published records stay unless `kind` is `validation`. With `dry_run` they are only counted.

@@ -204,11 +204,7 @@ class CoLocation:
         begin_s = self.begin_s()
         loops = [
             co_runner.call(
-                "loop",
-                lasts_s,
-                phase_s=self._random.uniform(0.0, co_runner.secs),
-                begin_s=begin_s,
-                lasts_s=lasts_s,
+                "loop", lasts_s, phase_s=self._random.uniform(0.0, co_runner.secs), begin_s=begin_s, lasts_s=lasts_s
             )
             for co_runner in self.co_runners
         ]

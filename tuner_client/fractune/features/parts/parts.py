@@ -115,12 +115,7 @@ def join_parts(model: Path, parts: Parts, bundles: Sequence[Path], new: NewBundl
         others = {entry: path.read_bytes() for entry, path in parts.others.items()}
         with new.writing() as out:
             join_stages(
-                out,
-                read,
-                replace(parts.stages, steps=steps),
-                others,
-                {"name": model.name, "sha256": digest},
-                runtime,
+                out, read, replace(parts.stages, steps=steps), others, {"name": model.name, "sha256": digest}, runtime
             )
             out.flush()
             Bundle(Path(out.name)).close()  # reads its manifest: a bundle that nothing can load replaces none

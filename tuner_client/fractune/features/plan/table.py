@@ -261,10 +261,7 @@ def bundle_rows(path: Path, device: DeviceType, batch: int, core_speed: float | 
         for mechanism in (device.partitioning.value, "full"):
             fastest = {granted: min(times.values()) for granted, times in bundle.measured(mechanism).items()}
             too_long = bundle.timed(mechanism, disturbed=True)
-            for found, held in (
-                *((operators_s, fastest), (whole_s, bundle.timed(mechanism))),
-                (disturbed_s, too_long),
-            ):
+            for found, held in (*((operators_s, fastest), (whole_s, bundle.timed(mechanism))), (disturbed_s, too_long)):
                 places = {device.units_of_granted(granted): secs for granted, secs in held.items()}
                 found.update({units: secs for units, secs in places.items() if units is not None})
     finally:
@@ -290,10 +287,7 @@ def _remedy(device: DeviceType) -> str:
 def _at_speed(row: Row, core_speed: float) -> Row:
     basis = row.basis if row.basis is Basis.DISTURBED else Basis.STATED
     return replace(
-        row,
-        throughput_per_s=row.throughput_per_s * core_speed,
-        latency_s=row.latency_s / core_speed,
-        basis=basis,
+        row, throughput_per_s=row.throughput_per_s * core_speed, latency_s=row.latency_s / core_speed, basis=basis
     )
 
 

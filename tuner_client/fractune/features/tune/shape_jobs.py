@@ -87,12 +87,7 @@ def check_several(model: Path, option: str | None) -> None:
 
 
 def tune_shapes(
-    model: Path,
-    specs: Sequence[JobSpec],
-    options: JoinOptions,
-    written: NewBundle,
-    where: PlaceOptions,
-    view: View,
+    model: Path, specs: Sequence[JobSpec], options: JoinOptions, written: NewBundle, where: PlaceOptions, view: View
 ) -> TuneResult:
     """Run the jobs in their order, and join their bundles in the file `written`.
 
@@ -146,12 +141,7 @@ _MOST_CUTS = 12
 
 
 def tune_parts(
-    model: Path,
-    spec: JobSpec,
-    refusal: BadModel,
-    written: NewBundle,
-    where: PlaceOptions,
-    view: View,
+    model: Path, spec: JobSpec, refusal: BadModel, written: NewBundle, where: PlaceOptions, view: View
 ) -> TuneResult:
     """Tune what can be imported of the model, and write a bundle in which ONNX Runtime runs the rest.
 

@@ -140,11 +140,7 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
     numbers = (Column("weight", numbers=True, dispensable=3), Column("trials", numbers=True, dispensable=4))
     return Table(
         title=f"{job.model_name}: where the time goes",
-        columns=(
-            Column("operator", wraps_at=16),
-            *numbers,
-            *_joined(map(_time_columns, results), results),
-        ),
+        columns=(Column("operator", wraps_at=16), *numbers, *_joined(map(_time_columns, results), results)),
         cells=tuple(cells),
         rows=tuple(_row(names[key], each, time) for key in order for each, time in _measured(job, found[key])),
         notes=(

@@ -9,19 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Select,
-    and_,
-    bindparam,
-    delete,
-    func,
-    not_,
-    select,
-    tuple_,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, delete, func, not_, select, tuple_, update
 
 from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.analysis.validated import ValidatedRecords
@@ -311,17 +299,10 @@ class TuningLog(Repository):
         best: dict[str, TuningRecord] = {}
         query = (
             select(records)
-            .where(
-                *key.clauses(Kind.TRIAL),
-                records.c.share_key == share_key,
-                records.c.status == Status.OK.value,
-            )
+            .where(*key.clauses(Kind.TRIAL), records.c.share_key == share_key, records.c.status == Status.OK.value)
             .order_by(records.c.ranking_median_s)
         )
-        with (
-            self._database.read() as connection,
-            connection.execution_options(yield_per=_PAGE).execute(query) as found,
-        ):
+        with self._database.read() as connection, connection.execution_options(yield_per=_PAGE).execute(query) as found:
             for row in found.mappings():
                 best.setdefault(row["candidate_id"], record_from_row(row))
                 if len(best) >= limit:

@@ -22,15 +22,7 @@ from tvm import relax, te, tirx
 from tvm.tirx import PrimFunc
 
 from fractune_core.files.manifests import ALIGNMENT_BYTES, ITEM_BYTES, MAIN, MAIN_CACHED
-from fractune_core.files.plans import (
-    ARENA,
-    Plan,
-    PlannedCache,
-    PlannedCall,
-    PlannedConstant,
-    PlannedTensor,
-    plan_name,
-)
+from fractune_core.files.plans import ARENA, Plan, PlannedCache, PlannedCall, PlannedConstant, PlannedTensor, plan_name
 from fractune_workers.children.compiling.cache_in_place import rows_of
 from fractune_workers.children.rewriting.caches import caches_of, counts_unused
 from fractune_workers.children.rewriting.expressions import is_constant, operator_of

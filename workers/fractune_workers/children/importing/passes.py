@@ -26,12 +26,7 @@ from fractune_workers.children.layouts import attention, elementwise, four_bits,
 from fractune_workers.children.layouts.cached_attention import with_cached_attention
 from fractune_workers.children.layouts.planner import Planner, Rule, block_lanes
 from fractune_workers.children.layouts.transposed import conv2d_transpose
-from fractune_workers.children.recurrent.vectors import (
-    recurrence_in,
-    refuse_recurrences,
-    with_vectors,
-    without_tiling,
-)
+from fractune_workers.children.recurrent.vectors import recurrence_in, refuse_recurrences, with_vectors, without_tiling
 from fractune_workers.children.rewriting import (
     extremes,
     hyperbolic,

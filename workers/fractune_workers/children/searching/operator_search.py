@@ -87,10 +87,7 @@ def _vectorizes(rule: Any) -> bool:
 
 def _narrow(lanes: int) -> Any:
     return ms.schedule_rule.ParallelizeVectorizeUnroll(
-        max_jobs_per_core=_JOBS_A_CORE,
-        max_vectorize_extent=lanes,
-        unroll_max_steps=_UNROLL_STEPS,
-        unroll_explicit=True,
+        max_jobs_per_core=_JOBS_A_CORE, max_vectorize_extent=lanes, unroll_max_steps=_UNROLL_STEPS, unroll_explicit=True
     )
 
 

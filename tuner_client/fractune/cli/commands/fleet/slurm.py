@@ -16,14 +16,7 @@ from fractune.cli.commands.fleet.launch import AUTO, parse_count
 from fractune.cli.ending import Stopped
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
 from fractune.local.node import NodeOptions, node_shares
-from fractune.local.slurm import (
-    DEFAULT_GRACE_S,
-    HeadOptions,
-    ScriptOptions,
-    batch_script,
-    prepare,
-    run_head,
-)
+from fractune.local.slurm import DEFAULT_GRACE_S, HeadOptions, ScriptOptions, batch_script, prepare, run_head
 from fractune_core.errors import BadRequest
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")

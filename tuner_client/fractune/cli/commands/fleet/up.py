@@ -98,12 +98,7 @@ def up(
     """Run the whole stack on this machine until stopped, for other clients."""
     offered = with_kernel_shares(share_names(shares or default_shares()))
     stack_options = StackOptions(
-        state or default_state_dir(),
-        shares=offered,
-        compile=True,
-        search=True,
-        resume=True,
-        **serving.parsed(),
+        state or default_state_dir(), shares=offered, compile=True, search=True, resume=True, **serving.parsed()
     )
     listen = dashboard_listen or options.DEFAULT_PAGES
     shows_pages = dashboard or dashboard_listen is not None

@@ -20,8 +20,7 @@ def cost(
         str | None, typer.Argument(metavar="[JOB]", help="One job (default: the newest --limit jobs).")
     ] = None,
     since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="30d", help="Only work that ended within this time (12h, 30d)."),
+        str | None, typer.Option("--since", metavar="30d", help="Only work that ended within this time (12h, 30d).")
     ] = None,
     prices: Annotated[
         Path | None, typer.Option("--prices", metavar="FILE.toml", help="Prices of an hour; adds the cost in money.")

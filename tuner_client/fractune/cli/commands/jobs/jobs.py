@@ -125,12 +125,7 @@ def _answer(client: Client, job: JobStatus) -> Answer:
     return answer_of(job, times, "" if times else "'fractune compete BUNDLE --model MODEL --record' does that")
 
 
-def cancel(
-    job: JobArgument,
-    as_json: options.Json = False,
-    *,
-    place: options.Place,
-) -> None:
+def cancel(job: JobArgument, as_json: options.Json = False, *, place: options.Place) -> None:
     """Cancel a job; its measurements stay in the log."""
     with session(Client, **vars(place)) as client:
         cancelled = client.job(job).cancel()

@@ -121,12 +121,10 @@ def dead(
 def import_(
     path: Annotated[Path, typer.Argument(help="JSON lines of fractune, or a MetaSchedule JSONDatabase folder.")],
     share: Annotated[
-        str,
-        typer.Option("--share", help="JSONDatabase: share of its measurements, which the folder does not state."),
+        str, typer.Option("--share", help="JSONDatabase: share of its measurements, which the folder does not state.")
     ] = "",
     this_host: Annotated[
-        bool,
-        typer.Option("--device-from-this-host", help="JSONDatabase: it was measured on this machine."),
+        bool, typer.Option("--device-from-this-host", help="JSONDatabase: it was measured on this machine.")
     ] = False,
     as_json: options.Json = False,
     *,
@@ -156,8 +154,7 @@ def _measured_at(path: Path, share: str, *, this_host: bool) -> str:
 @app.command()
 def prune(
     keep_best: Annotated[
-        int,
-        typer.Option("--keep-best", min=0, help="Trials to keep of each operator, target, device and share."),
+        int, typer.Option("--keep-best", min=0, help="Trials to keep of each operator, target, device and share.")
     ] = 64,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count only, delete nothing.")] = False,
     as_json: options.Json = False,
@@ -196,12 +193,7 @@ def match(
     if not share:
         raise BadRequest("--share is missing; name the share to match for, such as --share cpu:1")
     found = match_model(
-        str(model),
-        share,
-        policy=policy,
-        allow_unmeasured=allow_unmeasured,
-        **of_model.parsed(),
-        **vars(place),
+        str(model), share, policy=policy, allow_unmeasured=allow_unmeasured, **of_model.parsed(), **vars(place)
     )
     if as_json:
         for each in found.to_json():

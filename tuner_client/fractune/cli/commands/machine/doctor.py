@@ -25,8 +25,7 @@ class UseName(StrEnum):
 
 def doctor(
     uses: Annotated[
-        list[UseName] | None,
-        typer.Option("--for", help="Exit with 1 unless this machine is ready for it; repeatable."),
+        list[UseName] | None, typer.Option("--for", help="Exit with 1 unless this machine is ready for it; repeatable.")
     ] = None,
     bundle: Annotated[
         Path | None, typer.Option("--bundle", help="Exit with 1 unless this machine can run this bundle.")

@@ -17,8 +17,7 @@ from fractune.features.fuse import fuse as fuse_models
 def fuse(
     models: Annotated[list[Path], typer.Argument(help="Model files with the same structure and different weights.")],
     slots: Annotated[
-        int | None,
-        typer.Option("--slots", help="Number of slots; spare ones stay empty. [default: one a model]"),
+        int | None, typer.Option("--slots", help="Number of slots; spare ones stay empty. [default: one a model]")
     ] = None,
     inputs: options.Inputs = None,
     sizes: options.SizesByName = None,

@@ -25,10 +25,7 @@ def matrix(
     model: options.ModelFile,
     shares: Annotated[str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares to compare.")],
     operators: Annotated[bool, typer.Option("--operators", help="Also one table for each operator.")] = False,
-    rerank: Annotated[
-        int,
-        typer.Option("--rerank", min=1, help="Number of every share's best trials to measure."),
-    ] = 1,
+    rerank: Annotated[int, typer.Option("--rerank", min=1, help="Number of every share's best trials to measure.")] = 1,
     only: options.Only = "",
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw the table here (.svg or .png).")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write all cells here.")] = None,

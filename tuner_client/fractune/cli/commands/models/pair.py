@@ -30,8 +30,7 @@ def pair(
         str | None, typer.Option("--overlap", metavar="cpu:2", help="Both on the same cores, at the same time.")
     ] = None,
     interleaved: Annotated[
-        bool,
-        typer.Option("--interleaved", help="Both on the same cores (all, or those of --overlap), alternately."),
+        bool, typer.Option("--interleaved", help="Both on the same cores (all, or those of --overlap), alternately.")
     ] = False,
     co_runner: Annotated[
         str | None,

@@ -50,8 +50,7 @@ Out = Annotated[
     typer.Option("--out", "-o", help="File for the bundle (default: MODEL.fractune in the current folder)."),
 ]
 OutDir = Annotated[
-    Path | None,
-    typer.Option("--out-dir", help="Folder for MODEL.fractune of each model of --job, in place of --out."),
+    Path | None, typer.Option("--out-dir", help="Folder for MODEL.fractune of each model of --job, in place of --out.")
 ]
 Picture = Annotated[
     Path | None, typer.Option("--picture", help="Draw the table tuned-at x run-at here (.svg or .png).")
@@ -95,14 +94,12 @@ class Search:
         typer.Option("--minutes", help=f"Stop searching after this long. [with --until-beats: {DEFAULT_MINUTES:g}]"),
     ] = None
     extra_trials: Annotated[
-        int | None,
-        typer.Option("--extra-trials", help="Candidates beyond those in the log, in place of --trials."),
+        int | None, typer.Option("--extra-trials", help="Candidates beyond those in the log, in place of --trials.")
     ] = None
     round_size: Annotated[int, typer.Option("--round", help="Most candidates in a round.")] = JobSpec.round_size
     seed: Annotated[int, typer.Option("--seed", help="Seed of the search.")] = JobSpec.seed
     rerank: Annotated[
-        int | None,
-        typer.Option("--rerank", help="Do not search: measure this many of every share's best in the log."),
+        int | None, typer.Option("--rerank", help="Do not search: measure this many of every share's best in the log.")
     ] = None
     only: options.Only = ""
     exact: options.Exact = False
@@ -122,9 +119,7 @@ class OtherRuntimes:
     until_beats: Annotated[
         str | None,
         typer.Option(
-            "--until-beats",
-            metavar=PEERS[0],
-            help="Tune until the bundle is faster than this runtime at all shares.",
+            "--until-beats", metavar=PEERS[0], help="Tune until the bundle is faster than this runtime at all shares."
         ),
     ] = None
     min_gain: Annotated[

@@ -21,11 +21,7 @@ from fractune_workers.children.importing.decomposing.old_forms import GRADIENTS,
 from fractune_workers.children.importing.onnx_graph import domain_of, name_of_part, operator_of, subgraphs
 from fractune_workers.children.importing.onnx_models.onnx_importer import is_known
 
-DECOMPOSITIONS: Mapping[str, Decompose] = {
-    **ATTENTION,
-    **FUSED,
-    **QUANTIZED,
-}
+DECOMPOSITIONS: Mapping[str, Decompose] = {**ATTENTION, **FUSED, **QUANTIZED}
 
 _SPARSE = "sparse_value"
 Types = Mapping[str, onnx.TypeProto | None]

@@ -127,11 +127,7 @@ def pack_groups(weight: _Array, groups: int, lanes: int) -> _Array:
 
 
 def _conv2d(
-    data: te.Tensor,
-    weight: te.Tensor,
-    window: Window,
-    first_block: Callable[[Any], Any],
-    whole: Bounds | None = None,
+    data: te.Tensor, weight: te.Tensor, window: Window, first_block: Callable[[Any], Any], whole: Bounds | None = None
 ) -> te.Tensor:
     """Each block of outputs reads the blocks of inputs that it has weights for, from `first_block` on."""
     out_blocks, in_blocks, *kernel, in_size, out_size = (int(dim) for dim in weight.shape)
