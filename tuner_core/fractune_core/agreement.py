@@ -22,8 +22,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fractune_core.host.denormals import least_scale
-
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -54,6 +52,9 @@ _MOSTLY = 0.9
 """part of an output's numbers"""
 _NEARLY = 0.9
 """A number above this part of its type's largest may as well be infinite"""
+_LEAST_SCALES = {"float64": 1e-300}
+_LEAST_SCALE = 1e-30
+"""of the other types, which have the exponents of float32 or fewer"""
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,13 @@ class Verdict:
     @property
     def agrees(self) -> bool:
         return self.differs_at is None
+
+
+def least_scale(dtype: str) -> float:
+    """Differences of outputs are taken over their largest value, and over this number if all values are smaller. So
+    lost denormals, and sums of them, make no difference.
+    """
+    return _LEAST_SCALES.get(dtype, _LEAST_SCALE)
 
 
 def judge(

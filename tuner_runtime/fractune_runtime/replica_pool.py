@@ -22,7 +22,7 @@ from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.host.cgroups import ThrottledSince
 from fractune_core.host.forks import begin_in_forked_children
-from fractune_core.host.thread_pool import parts
+from fractune_core.host.threads import parts
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share, units_text
 from fractune_runtime.choosing import (

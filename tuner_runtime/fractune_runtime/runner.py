@@ -24,7 +24,7 @@ from typing import Any
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.errors import FractuneError
 from fractune_core.host.forks import begin_in_forked_children
-from fractune_core.host.thread_pool import parts
+from fractune_core.host.threads import parts
 from fractune_core.share_kinds import CPU, kind_of
 from fractune_runtime.cpu import ShareHere, allowed_cpus
 from fractune_runtime.tvm_runtime.runtime import runtime_library, use_cpus

@@ -113,7 +113,7 @@ ROOMS = {
     # OpenTelemetry is of the extra `trace`.
     "fractune_core.tracing": room(lazily=("opentelemetry",)),
     # Who compares arrays has NumPy.
-    "fractune_core.agreement": room("fractune_core.host", lazily=("numpy",)),
+    "fractune_core.agreement": room(lazily=("numpy",)),
     "fractune_core.analysis": room(*WORDS),
     "fractune_core.analysis.cpu_limits": room("fractune_core", "fractune_core.errors"),
     # The solver of integer programs is of the extra `plan`.

@@ -22,7 +22,7 @@ from fractune_core.cuda import load_cudart
 from fractune_core.errors import FractuneError
 from fractune_core.files.bundles import WEIGHTS, Bundle
 from fractune_core.files.manifests import ALIGNMENT_BYTES
-from fractune_core.host import thread_pool
+from fractune_core.host import threads
 
 _LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
 """the second holds sorting and random numbers, which some models call"""
@@ -47,7 +47,7 @@ def _load_libraries() -> None:
         import tvm_ffi_orcjit  # noqa: F401  registers the loader of object files
     except ImportError as error:
         raise FractuneError(f"running a bundle needs TVM ({error}); {_INSTALL}") from error
-    os.environ.setdefault(thread_pool.SPIN_COUNT, thread_pool.SPIN_YIELDS)
+    os.environ.setdefault(threads.SPIN_COUNT, threads.SPIN_YIELDS)
     for name in _LIBRARIES:
         try:
             ctypes.CDLL(str(_library_folder() / name), ctypes.RTLD_GLOBAL)
@@ -163,8 +163,8 @@ def lasting_bytes(size: int) -> Any:
 
 
 def use_cpus(parts: Sequence[Sequence[int]]) -> None:
-    """As `fractune_core.host.thread_pool.use_cpus`."""
-    thread_pool.use_cpus(parts, tvm_function("runtime.config_threadpool"), ctypes.CDLL(runtime_library()))
+    """As `fractune_core.host.threads.use_cpus`."""
+    threads.use_cpus(parts, tvm_function("runtime.config_threadpool"), ctypes.CDLL(runtime_library()))
 
 
 class Weights:

@@ -2,16 +2,124 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from fractune_server.store.database.database import Database, ServerLock
+from sqlalchemy import ColumnElement, and_, bindparam, case, or_, select
+
+from fractune_core import LOWERING, __version__
+from fractune_core.analysis.pairs import MeasuredPair
+from fractune_core.analysis.roofline import Roof
+from fractune_core.analysis.runtime_times import RuntimeTime
+from fractune_server.store.database.database import NAMES, Database, Repository, ServerLock, rows_for
+from fractune_server.store.database.tables import pairs, roofs, runtime_times, spaces
 from fractune_server.store.database.tenants import TenantStore
 from fractune_server.store.jobs import JobStore
 from fractune_server.store.models import ModelStore
 from fractune_server.store.quotas import UsageStore
-from fractune_server.store.records.log import Ledger, TuningLog
-from fractune_server.store.records.small_tables import PairStore, RoofStore, RuntimeTimeStore, SpaceStore
+from fractune_server.store.records.log import Ledger, LogKey, TuningLog
 from fractune_server.store.tokens import TokenStore
+
+
+class PairStore(Repository):
+    def add(self, pair: MeasuredPair) -> bool:
+        """False if it is there already, and stays as it was."""
+        first, second = (each.model_name for each in pair.models)
+        row: dict[str, Any] = {"first_name": first, "second_name": second, "content": pair.to_json()}
+        row |= {"tenant": self._sight.own, "pair_id": pair.pair_id}
+        with self._database.write() as connection:
+            return bool(self._database.insert_new_returning(connection, pairs, [row], [pairs.c.seq]))
+
+    def newest(self, most: int, model_name: str = "") -> list[MeasuredPair]:
+        """At most so many, the newest first; with `model_name` only pairs with a model of this name."""
+        query = self._seen(select(pairs.c.content), pairs).order_by(pairs.c.seq.desc()).limit(most)
+        if model_name:
+            query = query.where(or_(pairs.c.first_name == model_name, pairs.c.second_name == model_name))
+        with self._database.read() as connection:
+            return [MeasuredPair.from_json(content) for (content,) in connection.execute(query)]
+
+
+class RuntimeTimeStore(Repository):
+    def add(self, times: Sequence[RuntimeTime]) -> int:
+        """The number of those that were not there; the others stay as they were."""
+        if not times:
+            return 0
+        own = {"tenant": self._sight.own}
+        rows = [{**own, "time_id": each.time_id, "model": each.model, "content": each.to_json()} for each in times]
+        with self._database.write() as connection:
+            return len(self._database.insert_new_returning(connection, runtime_times, rows, [runtime_times.c.seq]))
+
+    def newest(self, most: int, model: str = "") -> list[RuntimeTime]:
+        """At most so many, the newest first; with `model`, a SHA-256, only those of this model."""
+        query = self._seen(select(runtime_times.c.content), runtime_times)
+        query = query.order_by(runtime_times.c.seq.desc()).limit(most)
+        if model:
+            query = query.where(runtime_times.c.model == model)
+        with self._database.read() as connection:
+            return [RuntimeTime.from_json(content) for (content,) in connection.execute(query)]
+
+
+# Sizes of exhausted search spaces, so that no later job searches for more candidates.
+#
+# An operator that moves or pools data has one candidate or a few.
+
+_VERSION = f"{__version__} {LOWERING}"
+"""another version may search in another space"""
+
+
+class SpaceStore(Repository):
+    def add(self, key: LogKey, candidates: int) -> None:
+        """Note that the space has this many candidates, or as many as this version has found before."""
+        named = {"workload_hash": key.workload_hash, "target_key": key.target_key, "exact": key.exact}
+        named |= {"pool": key.namespace}
+        row = self._database.insert(spaces).values(**named, version=_VERSION, candidates=candidates)
+        is_known = and_(spaces.c.version == _VERSION, spaces.c.candidates > candidates)
+        larger = {"version": _VERSION, "candidates": case((is_known, spaces.c.candidates), else_=candidates)}
+        with self._database.write() as connection:
+            connection.execute(row.on_conflict_do_update(index_elements=list(named), set_=larger))
+
+    def of(self, target_key: str, workload_hashes: Collection[str], pool: str = "", *, exact: bool) -> dict[str, int]:
+        """Number of candidates by workload hash, of the exhausted spaces."""
+        query = select(spaces.c.workload_hash, spaces.c.candidates).where(
+            spaces.c.target_key == target_key,
+            spaces.c.exact == exact,
+            spaces.c.pool == pool,
+            spaces.c.version == _VERSION,
+            spaces.c.workload_hash.in_(NAMES),
+        )
+        with self._database.read() as connection:
+            return dict(rows_for(connection, query, workload_hashes))
+
+
+_FIGURES = tuple(roofs.c[field.name] for field in fields(Roof))
+_OF_DEVICE = select(roofs.c.share_key, *_FIGURES).where(roofs.c.device_key == bindparam("device"))
+
+
+class RoofStore(Repository):
+    def add(self, device_key: str, share_key: str, roof: Roof) -> None:
+        """Store the roof; of each figure the better one is kept: the larger rate, and the smaller known time."""
+        row = self._database.insert(roofs).values(device_key=device_key, share_key=share_key, **roof.to_json())
+        better = {
+            old.name: case((_is_better(row.excluded[old.name], old), row.excluded[old.name]), else_=old)
+            for old in _FIGURES
+        }
+        with self._database.write() as connection:
+            connection.execute(row.on_conflict_do_update(index_elements=["device_key", "share_key"], set_=better))
+
+    def of(self, device_key: str) -> dict[str, Roof]:
+        """The roofs of a device, by share key."""
+        with self._database.read() as connection:
+            rows = connection.execute(_OF_DEVICE, {"device": device_key})
+            return {share_key: Roof(*figures) for share_key, *figures in rows}
+
+
+def _is_better(new: ColumnElement[float], old: ColumnElement[float]) -> ColumnElement[bool]:
+    """As `Roof.raised_to` decides."""
+    if old.name != roofs.c.launch_s.name:
+        return new > old
+    return and_(new > 0, or_(new < old, old == 0))
 
 
 class View:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fractune_core.host import denormals
-from fractune_core.host.denormals import with_denormals
+from fractune_core.host import threads
+from fractune_core.host.threads import with_denormals
 from tests.support.denormals import FLUSHING, flushes, read_mxcsr, write_mxcsr
 
 _TOWARDS_ZERO = 0x6000
@@ -71,9 +71,9 @@ def test_a_processor_or_a_library_without_modes_runs_the_function_as_it_is(
     def missing(_name: str) -> None:
         raise OSError("no such library")
 
-    denormals._access.cache_clear()
+    threads._access.cache_clear()
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr("ctypes.PyDLL", missing)
     assert with_denormals(flushes, kept=False) is flushes
     monkeypatch.undo()
-    denormals._access.cache_clear()
+    threads._access.cache_clear()

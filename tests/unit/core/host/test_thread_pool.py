@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.host.thread_pool import parts
+from fractune_core.host.threads import parts
 from tests.support.hardware.cpu_tree import cpus_of
 
 

@@ -16,7 +16,6 @@ from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.errors import NotFound, StateUnusable
 from fractune_core.jobs import OperatorTask
 from fractune_server.store.models import IngestedModel, IngestKey, StoredModel
-from fractune_server.store.records import small_tables
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.paths import REPOSITORY
@@ -97,7 +96,7 @@ class KeptContract(StoreContract):
         assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=True) == {WORKLOADS[1]: 1}
         assert store.spaces.of(TARGET_KEY, WORKLOADS[1:], exact=False) == {}
         assert store.spaces.of("cuda", WORKLOADS, exact=False) == {}
-        monkeypatch.setattr(small_tables, "_VERSION", "another")
+        monkeypatch.setattr("fractune_server.store.store._VERSION", "another")
         assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=False) == {}
         store.spaces.add(KEY, 2)
         assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=False) == {WORKLOADS[0]: 2}

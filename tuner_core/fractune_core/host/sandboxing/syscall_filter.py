@@ -70,7 +70,9 @@ _REFUSED: dict[str, dict[str, _Numbers]] = {
         "mq_open": (240, 180),
         "mq_unlink": (241, 181),
     },
-    "it would open files by number and not by path": {"open_by_handle_at": (304, 265)},
+    "it would open files by number and not by path": {
+        "open_by_handle_at": (304, 265),
+    },
     "it would look into other processes, or change them": {
         "ptrace": (101, 117),
         "process_vm_readv": (310, 270),
@@ -84,7 +86,10 @@ _REFUSED: dict[str, dict[str, _Numbers]] = {
         "bpf": (321, 280),
         "userfaultfd": (323, 282),
     },
-    "its supervisor kills the process group": {"setsid": (112, 157), "setpgid": (109, 154)},
+    "its supervisor kills the process group": {
+        "setsid": (112, 157),
+        "setpgid": (109, 154),
+    },
     OTHERS_FILES: {
         "chmod": (90, None),
         "fchmod": (91, 52),
@@ -107,8 +112,14 @@ _REFUSED: dict[str, dict[str, _Numbers]] = {
         "setxattrat": (463, 463),
         "removexattrat": (466, 466),
     },
-    LOG: {"truncate": (76, 45), "ftruncate": (77, 46), "fallocate": (285, 47)},
-    "its limits stay": {"setrlimit": (160, 164)},
+    LOG: {
+        "truncate": (76, 45),
+        "ftruncate": (77, 46),
+        "fallocate": (285, 47),
+    },
+    "its limits stay": {
+        "setrlimit": (160, 164),
+    },
     "it would get another view of the system, or more of the kernel to attack": {
         "unshare": (272, 97),
         "setns": (308, 268),
@@ -136,7 +147,10 @@ _REFUSED: dict[str, dict[str, _Numbers]] = {
     },
 }
 _TO_RUN: dict[str, dict[str, _Numbers]] = {
-    PROGRAMS: {"execve": (59, 221), "execveat": (322, 281)},
+    PROGRAMS: {
+        "execve": (59, 221),
+        "execveat": (322, 281),
+    },
     PROCESSES: {
         "fork": (57, None),
         "vfork": (58, None),

@@ -36,9 +36,8 @@ from fractune_workers.children.recurrent.packing import Tiling
 from fractune_workers.children.recurrent.tilings import arguments_of, runs, tiling_for
 from fractune_workers.children.recurrent.vectors import kernel_module, recurrence_in
 from fractune_workers.children.triton_kernels.compiler import is_installed, load_triton
-from fractune_workers.children.tvm_api.compiled import build_object
+from fractune_workers.children.tvm_api.compiled import anchor_object, build_object, loop_object
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
-from fractune_workers.children.tvm_api.host_kernels import anchor_object, loop_object
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.quantizing import with_reference

@@ -42,9 +42,8 @@ from fractune_workers.children.compiling.concat_in_place import parts_in_place
 from fractune_workers.children.importing.passes import is_scheduled
 from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions
 from fractune_workers.children.tvm_api.byte_products import with_byte_products
-from fractune_workers.children.tvm_api.compiled import written
+from fractune_workers.children.tvm_api.compiled import build_library, written
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
-from fractune_workers.children.tvm_api.parallel_modes import build_library
 from fractune_workers.children.tvm_api.prefetches.convolutions import with_convolution_prefetches
 from fractune_workers.children.tvm_api.prefetches.products import with_product_prefetches
 from fractune_workers.children.tvm_api.traces import Workload, read_trace

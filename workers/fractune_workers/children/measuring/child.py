@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fractune_core.cuda import RUNTIME_SONAME, load_cudart
 from fractune_core.disturbed import timed_quietly
 from fractune_core.errors import ShareUnavailable
-from fractune_core.host.denormals import with_denormals
+from fractune_core.host.threads import with_denormals
 from fractune_core.records import Disturbance, TimingPolicy
 from fractune_core.shares import Share
 from fractune_core.workloads import DIRECT

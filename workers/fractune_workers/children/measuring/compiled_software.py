@@ -9,8 +9,8 @@ import tvm_ffi
 
 from fractune_workers.children.measuring.roof import CpuRoof, LaunchFloor
 from fractune_workers.children.measuring.setup import Software
+from fractune_workers.children.tvm_api.compiled import anchor_object, loop_object
 from fractune_workers.children.tvm_api.cuda_target import gpu_target
-from fractune_workers.children.tvm_api.host_kernels import anchor_object, loop_object
 from fractune_workers.children.tvm_api.target import default_target, host_cpu, target_key
 
 

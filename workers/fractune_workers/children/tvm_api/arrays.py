@@ -26,7 +26,7 @@ several steps, and values are added.
 REFERENCE = "reference"
 """name of the untuned operator in float32, beside `main`"""
 ANCHOR_SIZE, LOOP_SIZE = 128, 64
-"""of the kernels that a measuring process on a CPU needs for itself (`host_kernels.py`)"""
+"""of the kernels that a measuring process on a CPU needs for itself (`compiled.py`)"""
 
 LIMITS = {LOW: -128, HIGH: 127}
 """of quantized numbers, by the role of an argument"""

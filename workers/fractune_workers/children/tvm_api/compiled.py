@@ -1,17 +1,37 @@
-"""Scheduled TIR becomes an object file."""
+"""Scheduled TIR becomes an object file.
+
+Its parallel loops compute in the floating-point mode of the thread that launches them. The mode holds the rounding, and
+whether numbers below the smallest normal one count as zero. Every thread has one of its own, on x86-64 in the register
+MXCSR. Each thread of TVM's pool takes the mode of the launching thread for the time of the loop: the pool may serve
+other code as well.
+"""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import tvm
+import tvm_ffi
+from tvm import te, tirx
+from tvm.s_tir import Schedule
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
+from fractune_workers.children.tvm_api.arrays import ANCHOR_SIZE, LOOP_SIZE
 from fractune_workers.children.tvm_api.byte_products import with_byte_products
-from fractune_workers.children.tvm_api.parallel_modes import build_library
 from fractune_workers.children.tvm_api.prefetches.convolutions import with_convolution_prefetches
 from fractune_workers.children.tvm_api.prefetches.products import with_product_prefetches
+from fractune_workers.children.tvm_api.target import architecture
+
+_PIPELINE = "fractune"
+_LAUNCH = "pragma_parallel_launch_point"
+"""TVM's attribute: all threads run what it holds, and share the parallel loop in it"""
+_READ, _WRITE = "llvm.x86.sse.stmxcsr", "llvm.x86.sse.ldmxcsr"
+_TRUSTED = {"tirx.disable_assert": True}
+"""Kernels do not check their arguments: a model checks its inputs once, and arguments of a measurement follow the
+operator's description. The checks took a fifth of a build, and half of its code."""
 
 
 def build_object(mod: Any, target: Any) -> bytes:
@@ -28,3 +48,68 @@ def written(library: Any) -> bytes:
         path = Path(folder) / "code.o"
         library.write_to_file(str(path), "o")
         return path.read_bytes()
+
+
+def build_library(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
+    """`tvm.tirx.build` of scheduled functions, with their parallel loops in the mode of the launching thread. Code for
+    another processor than x86-64 is TVM's own.
+    """
+    around = tvm.transform.PassContext.current()
+    with tvm.transform.PassContext(opt_level=around.opt_level, config={**around.config, **_TRUSTED}):
+        return tvm.tirx.build(mod, target, _PIPELINE if architecture(target) == "x86_64" else "default")
+
+
+def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
+    lower, finalize_host, finalize_device = tvm.tirx.get_tir_pipeline("default")
+    return tvm.transform.Sequential([lower, _keep_modes]), finalize_host, finalize_device
+
+
+tvm.tirx.register_tir_pipeline(_PIPELINE, _pipeline)
+
+
+@tirx.transform.prim_func_pass(opt_level=0)
+def _keep_modes(function: Any, _mod: Any, _context: Any) -> Any:
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, _in_mode)))
+
+
+def _in_mode(loop: Any) -> Any:
+    if loop.kind != tirx.ForKind.PARALLEL:
+        return loop
+    launching, own = (tirx.decl_buffer([1], "uint32", name, scope="local") for name in ("launching_mode", "own_mode"))
+    on_each_thread = [
+        tirx.AllocBuffer(own),
+        _access(_READ, own),
+        _access(_WRITE, launching),
+        loop,
+        _access(_WRITE, own),
+    ]
+    launch = tirx.AttrStmt(loop.loop_var, _LAUNCH, 1, tirx.SeqStmt(on_each_thread))
+    return tirx.SeqStmt([tirx.AllocBuffer(launching), _access(_READ, launching), launch])
+
+
+def _access(intrinsic: str, mode: Any) -> Any:
+    """Read the thread's mode into memory, or write it from there."""
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", intrinsic, tirx.address_of(tirx.BufferLoad(mode, [0]))))
+
+
+# Kernels that a process which measures on a CPU needs for itself, as object files: they can be built elsewhere.
+
+
+def anchor_object(target: Any) -> bytes:
+    """A matrix product, the anchor; its arguments are ANCHOR_ARGUMENTS."""
+    left = te.placeholder((ANCHOR_SIZE, ANCHOR_SIZE), name="left")
+    right = te.placeholder((ANCHOR_SIZE, ANCHOR_SIZE), name="right")
+    k = te.reduce_axis((0, ANCHOR_SIZE), name="k")
+    product = te.compute(
+        (ANCHOR_SIZE, ANCHOR_SIZE), lambda i, j: te.sum(left[i, k] * right[k, j], axis=k), name="product"
+    )
+    return build_object(tvm.IRModule({"main": te.create_prim_func([left, right, product])}), target)
+
+
+def loop_object(target: Any) -> bytes:
+    """A parallel loop, which starts every thread of TVM's pool; its arguments are LOOP_ARGUMENTS."""
+    empty = te.placeholder((LOOP_SIZE,), name="empty")
+    fill = te.compute((LOOP_SIZE,), lambda i: empty[i] + 1.0, name="fill")
+    sch = Schedule(tvm.IRModule({"main": te.create_prim_func([empty, fill])}))
+    sch.parallel(sch.get_loops(sch.get_sblock("fill"))[0])
+    return build_object(sch.mod, target)

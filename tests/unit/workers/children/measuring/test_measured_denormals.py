@@ -13,7 +13,7 @@ from fractune_workers.children.measuring.child import MeasurerChild
 from fractune_workers.children.measuring.compiled_software import cpu_software
 from fractune_workers.children.measuring.model_timing import backend_on
 from fractune_workers.children.measuring.setup import cpu_setup
-from fractune_workers.children.tvm_api.parallel_modes import build_library
+from fractune_workers.children.tvm_api.compiled import build_library
 from fractune_workers.children.tvm_api.processor import cpu_processor
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.confinement import confinement_for

@@ -15,7 +15,7 @@ from fractune_workers.children.measuring import roof as roof_module
 from fractune_workers.children.measuring.roof import CpuRoof
 from fractune_workers.children.measuring.setup import cpu_anchor
 from fractune_workers.children.tvm_api.arrays import ANCHOR_SIZE
-from fractune_workers.children.tvm_api.host_kernels import anchor_object
+from fractune_workers.children.tvm_api.compiled import anchor_object
 from fractune_workers.children.tvm_api.processor import cpu_processor
 from fractune_workers.children.tvm_api.target import default_target
 

@@ -13,14 +13,13 @@ from onnx import helper
 from tvm import te
 from tvm.tirx import PrimFunc
 
-from fractune_core.host.denormals import with_denormals
+from fractune_core.host.threads import with_denormals
 from fractune_runtime.runner import Runner
 from fractune_runtime.tvm_runtime.tensors import numpy_dtype
 from fractune_workers.children.compiling.variants import _lowered
 from fractune_workers.children.importing.passes import prepare
 from fractune_workers.children.tvm_api.artifacts import load_objects
-from fractune_workers.children.tvm_api.compiled import build_object
-from fractune_workers.children.tvm_api.parallel_modes import build_library
+from fractune_workers.children.tvm_api.compiled import build_library, build_object
 from fractune_workers.children.tvm_api.target import parse_target
 from tests.support.denormals import FLUSHING, SIZE, probe
 from tests.support.onnx_models import imported, onnx_model

@@ -1,22 +1,32 @@
-"""TVM's pool of threads for a model: the CPUs of each thread, a part for each and no CPU in two parts; idle threads.
+"""The threads that run a model: the CPUs of each, a part for each and no CPU in two parts; idle ones; and their numbers
+below the smallest normal one.
 
 A pool that has slept for a while is woken by its first thread, and the kernel may put two of its threads on one CPU. An
 inference ends before the kernel moves one of them, so it takes as long as with one thread fewer. Threads with disjoint
 parts cannot meet. Within its part the kernel chooses, so that a small share of a large host is not tied to CPUs that
 other programs use.
+
+Many processors compute a number below the smallest normal one of its type (a denormal; of float32 below 1.2e-38) some
+hundred times slower than another. On x86-64 a thread has a floating-point mode, in which it takes them as zero
+(denormals are zero) and gives zero for them (flush to zero).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
+import platform
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from fractune_core.host.cgroups import ROOT
 from fractune_core.host.cpu_topology import CpuTopology
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 SPIN_COUNT, SPIN_YIELDS = "TVM_THREAD_POOL_SPIN_COUNT", "1000"
 """Spins of a thread of TVM's pool for more work before it sleeps: some 1 ms on a free core, longer than between two
@@ -56,3 +66,53 @@ def use_cpus(parts: Sequence[Sequence[int]], configure: Callable[..., Any], libr
         return 0
 
     library.TVMBackendParallelLaunch(_TASK(place), None, len(parts))
+
+
+class _Mode(ctypes.Structure):
+    """The GNU C library's `femode_t` of x86-64."""
+
+    _fields_ = (("x87", ctypes.c_uint16), ("reserved", ctypes.c_uint16), ("mxcsr", ctypes.c_uint32))
+
+
+_DEFAULT = 0x037F, 0, 0x1F80
+"""of a new process: numbers are rounded to the nearest, and no exception is raised"""
+_FLUSH_TO_ZERO, _DENORMALS_ARE_ZERO = 1 << 15, 1 << 6
+_NORMAL = _Mode(*_DEFAULT)
+_FLUSHED = _Mode(*_DEFAULT[:2], _DEFAULT[2] | _FLUSH_TO_ZERO | _DENORMALS_ARE_ZERO)
+
+
+def with_denormals(function: Callable[_P, _T], *, kept: bool) -> Callable[_P, _T]:
+    """`function`, which computes with denormals (`kept`) or takes and gives zero for them, whatever the mode of its
+    caller. The caller's thread is in its own mode again afterwards, also after an exception. No two threads may call it
+    at the same time. On a processor without this mode it is `function` itself.
+    """
+    access = _access()
+    if access is None:
+        return function
+    (read, write), mode = access, ctypes.byref(_NORMAL if kept else _FLUSHED)
+    before = ctypes.byref(_Mode())  # made once: a run of a small model takes microseconds
+
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        read(before)
+        write(mode)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            write(before)
+
+    return call
+
+
+@functools.cache
+def _access() -> tuple[Callable[[Any], None], Callable[[Any], None]] | None:
+    """The C library's functions that read and write the mode of the calling thread."""
+    if platform.machine() != "x86_64":
+        return None
+    try:
+        # Both return at once, so they keep the interpreter's lock.
+        library = ctypes.PyDLL("libm.so.6")
+        read, write = library.fegetmode, library.fesetmode
+    except (OSError, AttributeError):  # another C library than GNU's
+        return None
+    read.restype = write.restype = None  # their result says nothing, and to make a number of it takes time
+    return read, write
