@@ -47,9 +47,16 @@ class Decodes(Protocol):
         """The outputs."""
         ...
 
-    def bind_cached(self, inputs: Mapping[str, Any], outputs: Sequence[Any]) -> Callable[[int], None]:
+    def outputs_of_last(self, outputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+        """The outputs that are no caches where one of them may be for one token alone."""
+        ...
+
+    def bind_cached(
+        self, inputs: Mapping[str, Any], outputs: Sequence[Any], *, last: bool = False
+    ) -> Callable[[int, int], None]:
         """A call that computes the outputs that are no caches, and writes new rows into the buffers among the inputs.
-        It takes the number of the row with which the buffers begin.
+        It takes the number of the row with which the buffers begin, and the number of the token that the outputs of
+        `outputs_of_last` are for.
         """
         ...
 
@@ -125,8 +132,7 @@ class DecoderSession:
             end, call = begin + size, self._call(number)
             seen = None if mask is None else mask[:, : self.length + size]
             places = None if positions is None else positions[:, begin:end]
-            call.compute(tokens[:, begin:end], self.length, seen, places)
-            for name, array in call.outputs(size).items():
+            for name, array in call.outputs(tokens[:, begin:end], self.length, seen, places).items():
                 # Of an output without an axis of tokens, the last one counts.
                 made[name] = [*(made.get(name, []) if name in call.by_tokens else []), array]
             self.length, begin = self.length + size, end
@@ -200,10 +206,9 @@ class DecoderSession:
 
     def _run(self, number: int, tokens: Array) -> Array:
         """The logits behind these tokens, in memory that the next call overwrites."""
-        call = self._call(number)
-        call.compute(tokens, self.length)
+        made = self._call(number).logits(tokens, self.length)
         self.length += tokens.shape[1]
-        return call.logits(tokens.shape[1])
+        return made
 
     def _call(self, number: int) -> _Call:
         if number not in self._calls:
@@ -303,20 +308,60 @@ class _Call:
             for names in (IDS, MASK, POSITIONS)
         )
         self._offsets = np.arange(bucket.tokens)
-        self._outputs = [array_of(spec) for spec in bucket.outputs]
-        self._logits = self._outputs[bucket.place]
         self.by_tokens = {spec.name for spec in bucket.outputs if _is_by_tokens(spec)}
         """names of outputs with an axis of tokens"""
         buffers = {spec.name: buffer for (spec, _), buffer in zip(bucket.caches, caches, strict=True)}
-        self._compute = bucket.model.bind_cached({**arrays, **buffers}, self._outputs)
+        self._inputs = {**arrays, **buffers}
+        self._last = bucket.model.outputs_of_last(bucket.outputs)
+        self._bound: dict[bool, tuple[list[Array], Callable[[int, int], None]]] = {}
+        """by whether the logits are of one token alone: the outputs, and the call that computes them"""
 
-    def compute(self, tokens: Array, length: int, mask: Array | None = None, positions: Array | None = None) -> None:
-        """Append the tokens, which follow `length` others. The rows in use are the last of those before the call's, and
-        padding follows the tokens. `mask` and `positions` are as in `DecoderSession.append`.
+    def logits(self, tokens: Array, length: int) -> Array:
+        """Append the tokens, which follow `length` others. Returns the logits behind the last of them (batch,
+        vocabulary), in memory that the next call overwrites.
+        """
+        bucket, place = self._bucket, self._bucket.place
+        is_by_tokens = bucket.outputs[place].name in self.by_tokens
+        token = tokens.shape[1] - 1 if bucket.pads else bucket.tokens - 1
+        last = is_by_tokens and self._last[place] != bucket.outputs[place]
+        made = self._compute(tokens, length, token, last=last)[place]
+        return made[:, 0 if last else token if bucket.pads else -1] if is_by_tokens else made
+
+    def outputs(
+        self, tokens: Array, length: int, mask: Array | None = None, positions: Array | None = None
+    ) -> dict[str, Array]:
+        """Append as `logits`. Returns copies of all outputs, by name. `mask` and `positions` are as in
+        `DecoderSession.append`.
+        """
+        bucket, count = self._bucket, tokens.shape[1]
+        made = self._compute(tokens, length, count - 1, mask, positions)
+        return {
+            spec.name: (
+                array[:, :count] if spec.name in self.by_tokens and array.shape[1] == bucket.tokens else array
+            ).copy()
+            for spec, array in zip(bucket.outputs, made, strict=True)
+        }
+
+    def _compute(
+        self,
+        tokens: Array,
+        length: int,
+        token: int,
+        mask: Array | None = None,
+        positions: Array | None = None,
+        *,
+        last: bool = False,
+    ) -> list[Array]:
+        """The outputs, those of the number `token` alone with `last`. The rows in use are the last of those before the
+        call's, and padding follows the tokens.
         """
         import numpy as np
 
         bucket, count = self._bucket, tokens.shape[1]
+        if last not in self._bound:
+            made = [array_of(spec) for spec in (self._last if last else bucket.outputs)]
+            self._bound[last] = made, bucket.model.bind_cached(self._inputs, made, last=last)
+        outputs, compute = self._bound[last]
         for each in self._ids:
             each[:, :count] = tokens
             each[:, count:] = 0
@@ -331,21 +376,8 @@ class _Call:
             np.add(self._offsets, length, out=each, casting="unsafe")
             if positions is not None:
                 each[:, :count] = positions
-        self._compute(0 if bucket.is_whole else -begin)
-
-    def logits(self, count: int) -> Array:
-        """Those behind the last of `count` tokens (batch, vocabulary), in memory that the next call overwrites."""
-        if self._bucket.outputs[self._bucket.place].name not in self.by_tokens:
-            return self._logits
-        return self._logits[:, count - 1 if self._bucket.pads else -1]
-
-    def outputs(self, count: int) -> dict[str, Array]:
-        """Copies of all, by name, of `count` tokens."""
-        tokens = self._bucket.tokens
-        return {
-            spec.name: (array[:, :count] if spec.name in self.by_tokens and array.shape[1] == tokens else array).copy()
-            for spec, array in zip(self._bucket.outputs, self._outputs, strict=True)
-        }
+        compute(0 if bucket.is_whole else -begin, token)
+        return outputs
 
 
 def _fits(model: Decodes, given: Mapping[str, Any]) -> bool:

@@ -32,7 +32,7 @@ from fractune_runtime.tvm_runtime.inside import time_inside
 from fractune_runtime.tvm_runtime.interface import Bound, BoundMemory, Interface, Slots, padded
 from fractune_runtime.tvm_runtime.runtime import Weights
 from fractune_runtime.tvm_runtime.tensors import KeptInputs, TensorSpec, are_worth_keeping
-from fractune_runtime.tvm_runtime.variants import Variant
+from fractune_runtime.tvm_runtime.variants import Variant, of_last_token
 
 if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array
@@ -359,27 +359,38 @@ class Model:
         """
         return DecoderSession([self], inputs)
 
-    def bind_cached(self, inputs: Mapping[str, Any], outputs: Sequence[Array]) -> Callable[[int], None]:
+    def outputs_of_last(self, outputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+        """The outputs that are no caches, as an entry for one token gives them; as they are without such an entry."""
+        with self._turn.lock:
+            last = self._cached().last
+        return list(outputs) if last is None else of_last_token(last, outputs)
+
+    def bind_cached(
+        self, inputs: Mapping[str, Any], outputs: Sequence[Array], *, last: bool = False
+    ) -> Callable[[int, int], None]:
         """A call that computes the `outputs` that are no caches, and writes the new rows of caches into their buffers.
-        `inputs` are arrays and buffers by name; the call takes the number of the row with which the buffers begin. For
+        `inputs` are arrays and buffers by name; the call takes the number of the row with which the buffers begin. With
+        `last`, the outputs are those of `outputs_of_last`, and the call also takes the number of the token. For
         `DecoderSession`, which checks them.
         """
         given = [(spec.name, inputs[spec.name]) for spec in self._interface.inputs]
         arguments = [
             value if isinstance(value, tensors.CacheRows) else tensors.as_tensor(name, value) for name, value in given
         ]
-        return self._prepared(self._cached, arguments, [tensors.as_tensor("output", each) for each in outputs])
+        find = partial(self._cached, last=last)
+        return self._prepared(find, arguments, [tensors.as_tensor("output", each) for each in outputs])
 
-    def _cached(self) -> Variant:
+    def _cached(self, *, last: bool = False) -> Variant:
         variant = self._variant(None)
-        if variant.cached is None:
+        cached = variant.cached
+        if cached is None or (last and cached.last is None):
             name, runtime = self.bundle.name, self.choice.variant
             raise BadRequest(
                 f"{name} is run by {runtime}, which keeps no cache; load it with runtimes=False"
                 if runtime in RUNTIMES
                 else f"an operator of {name} reads its cache in another shape; run() it with its caches"
             )
-        return variant.cached
+        return cached.last if last else cached
 
     def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as tensors on the model's device, for many runs without a copy."""

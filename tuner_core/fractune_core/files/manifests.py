@@ -29,6 +29,8 @@ MASK = ("attention_mask", "decoder_attention_mask")
 """Inputs of a decoder that say which rows of its cache are in use"""
 MAIN_CACHED = "main_cached"
 """The entry of a variant that appends to caches in memory of the caller"""
+MAIN_LAST = "main_last"
+"""The same, with an output of all tokens for one of them alone"""
 ITEM_BYTES = {
     **dict.fromkeys(("bool", "int8", "uint8"), 1),
     **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),

@@ -86,6 +86,8 @@ class Plan(JsonObject):
     caches: tuple[PlannedCache, ...] = ()
     unused: tuple[int, ...] = ()
     """offsets in the arena of numbers (int64) that the caller writes: the rows of the caches before those in use"""
+    tokens: tuple[int, ...] = ()
+    """the same, of the number of the token that an output is for"""
 
     @classmethod
     def read(cls, text: bytes) -> Plan:
@@ -113,8 +115,9 @@ def _complaints(plan: Plan) -> Iterator[str]:
     for call in plan.calls:
         if not all(0 <= number < len(plan.tensors) for number in call.arguments):
             yield f"a call of '{call.kernel}' with a tensor that is not there"
-    if not all(0 <= offset <= plan.arena_bytes - _COUNT_BYTES and not offset % _COUNT_BYTES for offset in plan.unused):
-        yield f"a number of rows outside its arena of {plan.arena_bytes} bytes"
+    written = (*plan.unused, *plan.tokens)
+    if not all(0 <= offset <= plan.arena_bytes - _COUNT_BYTES and not offset % _COUNT_BYTES for offset in written):
+        yield f"a number of rows or tokens outside its arena of {plan.arena_bytes} bytes"
     yield from _cache_complaints(plan)
 
 

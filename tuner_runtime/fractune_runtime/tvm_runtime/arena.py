@@ -71,6 +71,8 @@ class Planned:
         self.weights = weights
         self.cached: Any = None
         """as of `Called`"""
+        self.last: Planned | None = None
+        """of a `cached` variant: as the variant, with an output for one token alone"""
         self.main = entry
         """takes the address of prepared arguments, and one for times or 0"""
         inputs = len(plan.parameters) - len(weights)
@@ -122,21 +124,26 @@ class Planned:
 
     def bound(self, arguments: Sequence[Any], outputs: Sequence[Any]) -> Callable[..., None]:
         """Computes the outputs in these tensors. The caller keeps their memory. With caches, the function takes the
-        number of the row with which all of them begin.
+        number of the row with which all of them begin, and the number of the token that an output is for.
         """
         layout = self._layout if not self.plan.caches else self._with_rows(arguments)
         main, prepared = self.main, _Arguments(layout)
         prepared.point([each.data_ptr() for each in (*arguments, *outputs)])
 
-        counts = [self._arena[offset : offset + _COUNT_BYTES].view("int64") for offset in self.plan.unused]
+        counts, tokens = (
+            [self._arena[offset : offset + _COUNT_BYTES].view("int64") for offset in offsets]
+            for offsets in (self.plan.unused, self.plan.tokens)
+        )
 
         def run() -> None:
             main(prepared.address, 0)
 
-        def run_at(first: int) -> None:
+        def run_at(first: int, token: int = 0) -> None:
             prepared.move(first)
             for count in counts:
                 count[0] = -first
+            for number in tokens:
+                number[0] = token
             main(prepared.address, 0)
 
         return run_at if self.plan.caches else run

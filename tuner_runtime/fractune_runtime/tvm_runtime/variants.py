@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fractune_core.errors import BadBundle, first_line
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.manifests import MAIN, MAIN_CACHED
+from fractune_core.files.manifests import MAIN, MAIN_CACHED, MAIN_LAST
 from fractune_core.files.plans import Plan
 from fractune_runtime.tvm_runtime.arena import Planned, check_parameters, entry_of, read_plan
 from fractune_runtime.tvm_runtime.interface import Interface
@@ -40,6 +40,8 @@ class Called:
         self.weights = weights
         self.cached: Variant | None = None
         """as the variant, with buffers of the caller for the caches, and without these among its outputs"""
+        self.last: Planned | None = None
+        """as of `Planned`"""
         self.instrument = instrument
         """has TVM's virtual machine call a function before and after each call that it makes; None stops it"""
 
@@ -50,7 +52,7 @@ class Called:
         return list(map(as_array, self.run(arguments)))
 
     def bound(self, arguments: Sequence[Any], outputs: Sequence[Any]) -> Callable[..., None]:
-        def run(first: int = 0) -> None:
+        def run(first: int = 0, _token: int = 0) -> None:
             placed = [each.at(first) if isinstance(each, CacheRows) else each for each in arguments]
             for made, output in zip(self.run(placed), outputs, strict=True):
                 copy_tensor(made, output)
@@ -90,6 +92,8 @@ def load_code(
         planned = _planned(module, MAIN, plan, weights, within)
         if (of_cached := read_plan(module, MAIN_CACHED)) is not None:
             planned.cached = _planned(module, MAIN_CACHED, of_cached, weights, within)
+            if (of_last := read_plan(module, MAIN_LAST)) is not None:
+                planned.cached.last = _planned(module, MAIN_LAST, of_last, weights, within)
         return planned, plan
     loaded = Called(within(machine[MAIN]), weights, machine["set_instrument"])
     if (cached := entry_of(machine, MAIN_CACHED)) is not None:
@@ -148,7 +152,10 @@ def load_variant(
         else:
             loaded.check(interface.inputs, interface.outputs)
             if isinstance(loaded.cached, Planned):
-                loaded.cached.check(*with_buffers(bundle, interface))
+                inputs_of_cached, outputs = with_buffers(bundle, interface)
+                loaded.cached.check(inputs_of_cached, outputs)
+                if loaded.cached.last is not None:
+                    loaded.cached.last.check(inputs_of_cached, of_last_token(loaded.cached.last, outputs))
     except ValueError as error:
         raise misfit(bundle, error) from error
     return loaded
@@ -164,6 +171,18 @@ def with_buffers(bundle: Bundle, interface: Interface) -> tuple[list[TensorSpec]
     inputs = [replace(spec, shape=shapes.get(spec.name, spec.shape)) for spec in interface.inputs]
     written = {each["output"] for each in caches}
     return inputs, [spec for spec in interface.outputs if spec.name not in written]
+
+
+def of_last_token(variant: Planned, outputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """The outputs of an entry for one token, by those of all tokens: one of them has an axis of one token."""
+    shapes = [each.shape for each in variant.plan.outputs]
+    if len(shapes) != len(outputs):
+        return list(outputs)
+    of_one = [(*each.shape[:1], 1, *each.shape[2:]) for each in outputs]
+    return [
+        replace(spec, shape=one) if shape == one else spec
+        for spec, shape, one in zip(outputs, shapes, of_one, strict=True)
+    ]
 
 
 def misfit(bundle: Bundle, error: Exception) -> BadBundle:

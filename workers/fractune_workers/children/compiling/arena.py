@@ -21,12 +21,13 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.tirx import PrimFunc
 
-from fractune_core.files.manifests import ALIGNMENT_BYTES, ITEM_BYTES, MAIN, MAIN_CACHED
+from fractune_core.files.manifests import ALIGNMENT_BYTES, ITEM_BYTES, MAIN, MAIN_CACHED, MAIN_LAST
 from fractune_core.files.plans import ARENA, Plan, PlannedCache, PlannedCall, PlannedConstant, PlannedTensor, plan_name
 from fractune_workers.children.compiling.cache_in_place import rows_of
-from fractune_workers.children.rewriting.caches import caches_of, counts_unused
+from fractune_workers.children.rewriting.caches import caches_of, counts_unused, tells_token
 from fractune_workers.children.rewriting.expressions import is_constant, operator_of
 
+_ENTRIES = {MAIN, MAIN_CACHED, MAIN_LAST}
 _MONOTONIC = 1
 """Linux's number for the clock that no one sets"""
 _TIMESPEC_BYTES = 16
@@ -73,13 +74,13 @@ def in_arena(mod: tvm.IRModule) -> tvm.IRModule | None:
     names = {str(var.name_hint) for var in mod.functions}
     made, called = dict[str, Any](), set[str]()
     try:
-        for entry in sorted(names & {MAIN, MAIN_CACHED}):
+        for entry in sorted(names & _ENTRIES):
             line = _Line(mod, entry)
             made.update(_entry_of(line, entry))
             called.update(call.kernel for call in line.calls)
     except _NotStraight:
         return None
-    if names & made.keys() - {MAIN, MAIN_CACHED}:
+    if names & made.keys() - _ENTRIES:
         return None
     functions = {var: each for var, each in mod.functions.items() if str(var.name_hint) in called}
     functions.update({tvm.ir.GlobalVar(name): each for name, each in made.items()})
@@ -126,7 +127,8 @@ class _Line:
         """by variable: a view, or a list of them"""
         self.calls: list[_Call] = []
         self.unused: list[_View] = []
-        """the numbers that the caller of the entry for caches writes"""
+        self.tokens: list[_View] = []
+        """the numbers that the caller of an entry for caches writes: rows that are not in use, and the last token's"""
         self.params = [self._own_memory(param) for param in self._main.params]
         self.sizes: dict[Any, int] = {}
         """bytes of each allocation"""
@@ -183,9 +185,10 @@ class _Line:
         if not is_kernel or not isinstance(var.ty, relax.TupleType) or var.ty.fields:
             raise _NotStraight
         arguments = [view for each in value.args for view in _flat(self._value(each))]
-        if self._rows and counts_unused(self._mod[value.op]):
-            self.unused.append(arguments[-1])
-            return
+        for tells, told in ((counts_unused, self.unused), (tells_token, self.tokens)):
+            if self._rows and tells(self._mod[value.op]):
+                told.append(arguments[-1])
+                return
         self.calls.append(_Call(str(value.op.name_hint), arguments))
 
     def _value(self, expr: Any) -> Any:
@@ -216,27 +219,29 @@ def _plan(line: _Line, outputs: Sequence[_View], given: dict[Any, int]) -> Plan:
         for each in call.arguments:
             uses.setdefault(each.memory, []).append(number)
     constants = [memory for memory in uses if isinstance(memory, bytes)]
-    unused = [each.memory for each in line.unused]
-    if any((each.dtype, each.shape) != ("int64", (1,)) or each.memory in given for each in line.unused):
+    numbers = [*line.unused, *line.tokens]
+    told = [each.memory for each in numbers]
+    if any((each.dtype, each.shape) != ("int64", (1,)) or each.memory in given for each in numbers):
         raise _NotStraight
-    own = [memory for memory in uses if memory in line.sizes and memory not in (*given, *unused)]
+    own = [memory for memory in uses if memory in line.sizes and memory not in (*given, *told)]
     needs = [_Need(line.sizes[memory], uses[memory][0], uses[memory][-1]) for memory in own]
-    lengths = [*map(len, constants), *(line.sizes[memory] for memory in unused)]
+    lengths = [*map(len, constants), *(line.sizes[memory] for memory in told)]
     always = [_Need(length, 0, len(line.calls)) for length in lengths]
     offsets, arena_bytes = _offsets([*needs, *always])
-    begins = dict(zip([*own, *constants, *unused], offsets, strict=True))
+    begins = dict(zip([*own, *constants, *told], offsets, strict=True))
     places = {view.memory: number for number, view in enumerate(line.params, ARENA + 1)}
     places.update({memory: ARENA + 1 + len(line.params) + number for memory, number in given.items()})
-    numbers = {view: number for number, view in enumerate(dict.fromkeys(arguments))}
+    tensors = {view: number for number, view in enumerate(dict.fromkeys(arguments))}
     return Plan(
         arena_bytes,
         tuple(PlannedConstant(begins[constant], constant.hex()) for constant in constants),
         tuple(view.placed() for view in line.params),
         tuple(PlannedTensor(view.dtype, view.shape) for view in outputs),
-        tuple(view.placed(places.get(view.memory, ARENA), begins.get(view.memory, 0)) for view in numbers),
-        tuple(PlannedCall(call.kernel, tuple(numbers[each] for each in call.arguments)) for call in line.calls),
+        tuple(view.placed(places.get(view.memory, ARENA), begins.get(view.memory, 0)) for view in tensors),
+        tuple(PlannedCall(call.kernel, tuple(tensors[each] for each in call.arguments)) for call in line.calls),
         tuple(line.caches),
-        tuple(begins[memory] for memory in unused),
+        tuple(begins[each.memory] for each in line.unused),
+        tuple(begins[each.memory] for each in line.tokens),
     )
 
 

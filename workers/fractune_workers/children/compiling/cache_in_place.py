@@ -1,9 +1,9 @@
-"""A second entry of a model: its caches are buffers of the caller, and the new rows are written into them.
+"""Other entries of a model: its caches are buffers of the caller, and the new rows are written into them.
 
 `main_cached` takes the parameters of `main`. In the place of a cache's input it takes a buffer whose axis of rows has
 any size. The rows before lie there already, the entry writes the new ones behind them, and all operators read both
 there. It returns the other outputs. So no cache is copied, and the caller chooses which rows of a larger buffer these
-are.
+are. `main_last` returns one of the outputs for one token alone, whose number is the caller's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as builder
 
-from fractune_core.files.manifests import ALIGNMENT_BYTES, MAIN_CACHED
+from fractune_core.files.manifests import ALIGNMENT_BYTES, MAIN_CACHED, MAIN_LAST
 from fractune_workers.children.compiling.concat_in_place import into_slice
+from fractune_workers.children.layouts.last_token import LAST, without_function_of_last_token
 from fractune_workers.children.rewriting.caches import Cache, caches_of, counts_unused
 from fractune_workers.children.rewriting.expressions import OPAQUE, has_fixed_shapes, operator_of, shape_of
 
@@ -36,15 +37,18 @@ class _Unfit(Exception):
     """An operator reads a cache in a form that a larger buffer does not have."""
 
 
-def with_entry_for_caches(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with `main_cached`. Its tensors must be allocated already, and not planned. Unchanged without caches,
-    and where an operator reads a cache in another shape.
+def with_entries_for_caches(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with `main_cached`, and with `main_last` in the place of its function for one token. Its tensors must
+    be allocated already, and not planned. Without entries where there are no caches, and where an operator reads a
+    cache in another shape.
     """
-    caches = caches_of(mod)
+    caches, plain = caches_of(mod), without_function_of_last_token(mod)
+    has_last = len(plain.functions) < len(mod.functions)
     try:
-        return _Entry(mod, caches).module() if caches else mod
+        made = _Entry(plain, plain["main"], caches).module(MAIN_CACHED) if caches else plain
+        return _Entry(made, mod[LAST], caches).module(MAIN_LAST) if has_last else made
     except _Unfit:
-        return mod
+        return plain
 
 
 def rows_of(function: Any) -> int | None:
@@ -59,8 +63,9 @@ def has_unused_rows(mod: tvm.IRModule) -> bool:
 
 
 class _Entry:
-    def __init__(self, mod: tvm.IRModule, caches: Sequence[Cache]) -> None:
-        self._mod, self._main = mod, mod["main"]
+    def __init__(self, mod: tvm.IRModule, function: Any, caches: Sequence[Cache]) -> None:
+        """`function`: `main`, or one with its parameters and caches."""
+        self._mod, self._main = mod, function
         self._builder = relax.BlockBuilder(mod.clone())
         bindings = [binding for block in self._main.body.blocks for binding in block.bindings]
         values = {binding.var: binding.value for binding in bindings}
@@ -84,7 +89,8 @@ class _Entry:
             self._params[cache.input] = buffer
             self._held[made] = buffer, cache.axis
 
-    def module(self) -> tvm.IRModule:
+    def module(self, name: str) -> tvm.IRModule:
+        """The module with the entry of this name."""
         placed = [each for binding in self._bindings for each in self._placed(binding)]
         if self._caches:  # of one the rows are not read by the kernel that appends to them
             raise _Unfit
@@ -93,8 +99,8 @@ class _Entry:
         attrs = self._main.attrs
         entry = relax.Function(self._params, body, relax.TupleType([each.ty for each in self._left]), attrs=attrs)
         changed = self._builder.get()
-        entry = relax.utils.copy_with_new_vars(entry).with_attrs({"global_symbol": MAIN_CACHED, _USED: self._used})
-        changed[MAIN_CACHED] = entry
+        entry = relax.utils.copy_with_new_vars(entry).with_attrs({"global_symbol": name, _USED: self._used})
+        changed[name] = entry
         return relax.transform.Normalize()(changed)
 
     def _placed(self, binding: Any) -> list[Any]:

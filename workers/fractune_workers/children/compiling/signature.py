@@ -15,6 +15,7 @@ from fractune_core.files.archives import Archive, BadArchive
 from fractune_core.files.manifests import is_dim_name
 from fractune_core.files.onnx_file import read_interface
 from fractune_core.model_inputs import constants_in, shapes_in
+from fractune_workers.children.layouts.last_token import gives_last_token
 
 _ZIP = b"PK\x03\x04"
 _GRAPH = "/models/model.json"
@@ -113,6 +114,7 @@ def describe_main(mod: tvm.IRModule, weights: int, names: Names) -> dict[str, li
     main = mod["main"]
     params = list(main.params)[: len(main.params) - weights]
     outputs = list(_tensors(main.ret_ty))
+    outputs = outputs[:-1] if gives_last_token(mod) else outputs
     input_names = _fitting(names[0], [str(param.name) for param in params])
     output_names = _fitting(names[1], [f"output{index}" for index in range(len(outputs))])
     return {

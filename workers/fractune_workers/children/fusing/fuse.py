@@ -45,7 +45,8 @@ def prepare_variants(loaded: Variants, target: tvm.target.Target, implementation
     Layouts are planned before, so that it is kernels over blocks that get the axis of slots. Raises BadModel for
     variants that are not built alike, with the first difference.
     """
-    modules = [prepare(module, target, implementation) for module in loaded.modules]
+    alone = not loaded.slots
+    modules = [prepare(module, target, implementation, last_token=alone) for module in loaded.modules]
     if not loaded.slots:
         return FusedModule(modules[0], ())
     for number in range(1, len(modules)):

@@ -24,6 +24,7 @@ from fractune_core.operators import MOST_NAME_CHARACTERS
 from fractune_core.workloads import DIRECT, workload_hash
 from fractune_workers.children.layouts import attention, elementwise, four_bits, products, ranges
 from fractune_workers.children.layouts.cached_attention import with_cached_attention
+from fractune_workers.children.layouts.last_token import with_last_token
 from fractune_workers.children.layouts.planner import Planner, Rule, block_lanes
 from fractune_workers.children.layouts.transposed import conv2d_transpose
 from fractune_workers.children.recurrent.vectors import recurrence_in, refuse_recurrences, with_vectors, without_tiling
@@ -271,8 +272,11 @@ class Operator:
     """whether an argument has elements of less than 4 bytes: then its arithmetic may be faster than float32's"""
 
 
-def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = "") -> tvm.IRModule:
+def prepare(
+    mod: tvm.IRModule, target: tvm.target.Target, implementation: str = "", *, last_token: bool = False
+) -> tvm.IRModule:
     """Plan a Relax module's layouts, legalize and fuse it until every operator is one TIR function. Raises BadModel.
+    `last_token`: whether a decoder for a CPU gets one more output (`layouts/last_token.py`).
 
     The `implementation` of this name computes the convolutions that it fits (`layouts/kernels/implementations.py`).
 
@@ -302,6 +306,7 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
         with target, tvm.transform.PassContext(opt_level=3):
             direct = with_wide_operators(without_origins(mod))
             simple = with_cached_attention(with_caches(looked_up(simplify(direct))))
+            simple = with_last_token(simple) if last_token and target.kind.name == "llvm" else simple
             return settled(passes(planned(simple, target, implementation)))
     except BadModel:
         raise

@@ -51,6 +51,17 @@ def four_bit_product(
     return relax.call_tir(builder.add_func(function, _name(bits)), relax.Tuple(list(operands)), made)
 
 
+def is_product(function: Any, operands: Sequence[Any]) -> bool:
+    """Whether a call of the function with these operands is such a product."""
+    return _bits_of(function, operands) > 0
+
+
+def with_data(builder: relax.BlockBuilder, function: Any, operands: Sequence[Any], data: relax.Expr) -> relax.Expr:
+    """The product of a plain kernel with other data, of perhaps fewer rows."""
+    rounds = _ROUNDS in (function.attrs or {})
+    return four_bit_product(builder, [data, *operands[_WEIGHTS:]], _bits_of(function, operands), rounds=rounds)
+
+
 def _middle(bits: int) -> int:
     """The zero point of weights without zero points."""
     return 1 << (bits - 1)

@@ -23,12 +23,14 @@ _CACHES = "fractune.caches"
 """Attribute of `main`: JSON of its caches"""
 _PARTS = 2
 _APPENDS = "fractune.appends"
-_UNUSED = "fractune.unused_rows"
+_UNUSED, _TOKEN = "fractune.unused_rows", "fractune.token"
 APPENDS = {_APPENDS: 1, **OPAQUE}
 """Attributes of a kernel. Its operands are new rows (batch, tokens, heads * width), the first places that they get
 (batch), and a cache before (batch, heads, rows, width). The cache behind has the same shape."""
 COUNTS_UNUSED = {_UNUSED: 1, **OPAQUE}
 """Attributes of a kernel that gives the number of rows before those in use (int64, one element): 0 in `main`"""
+TELLS_TOKEN = {_TOKEN: 1, **OPAQUE}
+"""Attributes of a kernel that gives the number of the last token of a call (int64, one element)"""
 _ROWS_AXIS = 2
 _APPENDED = 3
 
@@ -94,20 +96,39 @@ def counts_unused(function: Any) -> bool:
     return _UNUSED in (function.attrs or {})
 
 
+def tells_token(function: Any) -> bool:
+    """Whether a kernel has the attributes `TELLS_TOKEN`."""
+    return _TOKEN in (function.attrs or {})
+
+
+def new_rows(mod: tvm.IRModule) -> int:
+    """The rows that a call appends to each cache: its tokens. 0 without caches, and where these differ."""
+    main = mod["main"]
+    values = {binding.var: binding.value for block in main.body.blocks for binding in block.bindings}
+    outputs, found = outputs_of(main), set[int]()
+    for cache in caches_of(mod):
+        call = values[_source(outputs[cache.output], values)]
+        first, second, *places = map(shape_of, call.args[1].fields)
+        found.add(first[1] if places else second[cache.axis])
+    return found.pop() if len(found) == 1 else 0
+
+
 class _Facts:
     """Of `main`: its values by variable, the places of its outputs, and those of inputs that are read once."""
 
     def __init__(self, main: Any) -> None:
         self.values = {binding.var: binding.value for block in main.body.blocks for binding in block.bindings}
-        outputs = _outputs(main.body.body, self.values)
-        self.places = {_source(each, self.values): at for at, each in enumerate(outputs)}
+        self.places = {_source(each, self.values): at for at, each in enumerate(outputs_of(main))}
         uses = _Uses()
         for value in [*self.values.values(), main.body.body]:
             uses.visit_expr(value)
         self.own = {var: at for at, var in enumerate(main.params) if uses.count[var] == 1}
 
 
-def _outputs(result: Any, values: Mapping[Any, Any]) -> list[Any]:
+def outputs_of(function: Any) -> list[Any]:
+    """What a function returns: the fields of a tuple, or one value."""
+    values = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
+    result = function.body.body
     while result in values and isinstance(values[result], relax.Var | relax.Tuple):
         result = values[result]
     return list(result.fields) if isinstance(result, relax.Tuple) else [result]
