@@ -381,16 +381,16 @@ class Model:
         return self._prepared(find, arguments, [tensors.as_tensor("output", each) for each in outputs])
 
     def _cached(self, *, last: bool = False) -> Variant:
-        variant = self._variant(None)
-        cached = variant.cached
-        if cached is None or (last and cached.last is None):
+        cached = self._variant(None).cached
+        found: Variant | None = cached.last if last and cached is not None else cached
+        if found is None:
             name, runtime = self.bundle.name, self.choice.variant
             raise BadRequest(
                 f"{name} is run by {runtime}, which keeps no cache; load it with runtimes=False"
                 if runtime in RUNTIMES
                 else f"an operator of {name} reads its cache in another shape; run() it with its caches"
             )
-        return cached.last if last else cached
+        return found
 
     def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as tensors on the model's device, for many runs without a copy."""

@@ -369,6 +369,7 @@ ROOMS = {
         "fractune_workers.children.fusing",
         "fractune_workers.children.importing",
         "fractune_workers.children.importing.onnx_graph",
+        "fractune_workers.children.layouts",
         "fractune_workers.children.layouts.kernels",
         "fractune_workers.children.recurrent",
         "fractune_workers.children.rewriting",

@@ -12,7 +12,7 @@ import pytest
 import fractune
 from fractune_core.errors import BadRequest
 from fractune_runtime.decoder import DecoderSession
-from tests.support.decoders import ByOnnxRuntime, compile_decoder, write_decoder
+from tests.support.decoders import VOCABULARY, ByOnnxRuntime, compile_decoder, write_decoder
 from tests.support.paths import REPOSITORY
 from tests.unit.conftest import Small
 
@@ -51,6 +51,13 @@ def agrees(pair: Pair, ids: Sequence[int], steps: int) -> None:
 def test_greedy_tokens_across_two_buckets(pair: Pair) -> None:
     agrees(pair, PROMPT, 29)
     assert pair[0].length == pair[0].capacity == 40
+
+
+def test_a_prompt_has_the_logits_of_one_token_alone(decoder: tuple[Path, fractune.JoinedBundle]) -> None:
+    model = fractune.load(decoder[0].with_name("decoder-16-8.fractune"))
+    shapes = {spec.name: spec.shape for spec in model.outputs_of_last(model.specs[1][:1])}
+    assert shapes == {"logits": (1, 1, VOCABULARY)}
+    assert model.run(model.random_inputs())[0].shape == (1, 8, VOCABULARY)
 
 
 def test_a_fork_goes_on_independently_and_a_reset_session_begins_again(

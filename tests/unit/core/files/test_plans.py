@@ -41,7 +41,8 @@ def test_a_sound_plan_is_read(changes: dict[str, Any]) -> None:
     [
         ({"arena_bytes": 127}, "128 bytes from 0 on in place 0, which has 127"),
         ({"arena_bytes": -1}, "an arena of -1 bytes"),
-        ({"unused": [256]}, "a number of rows outside its arena of 256 bytes"),
+        ({"unused": [256]}, "a number of rows or tokens outside its arena of 256 bytes"),
+        ({"tokens": [4]}, "a number of rows or tokens outside its arena of 256 bytes"),
         ({"arena_bytes": 2**60}, "an arena of 1152921504606846976 bytes"),
         ({"constants": [{"offset": 129, "hex": "00" * 128}]}, "a constant at 129 in an arena of 256 bytes"),
         ({"constants": [{"offset": -1, "hex": "00"}]}, "a constant at -1"),

@@ -71,6 +71,8 @@ class Planner(PyExprMutator):
         """instruction sets of the target"""
         self._known: dict[Any, tuple[Any, Blocks]] = {}
         """by the variable of a plain value: the variable of the same in blocks"""
+        self._of_constants: dict[Any, Any] = {}
+        """by the tensor of a constant: what a rule has made of it"""
         self._made: Made = None
         """the result of the last call in blocks"""
 
@@ -132,6 +134,13 @@ class Planner(PyExprMutator):
     def constant(self, value: Any) -> Array | None:
         """The numbers of a constant, None for anything else."""
         return numbers_of(self.builder_, value)
+
+    def once(self, constant: Any, make: Callable[[], Any]) -> Any:
+        """What `make` makes of a constant: a product may be there for all tokens and for one."""
+        value = self.builder_.lookup_binding(constant) if isinstance(constant, relax.Var) else constant
+        if value.value not in self._of_constants:
+            self._of_constants[value.value] = make()
+        return self._of_constants[value.value]
 
     def kernel(
         self,

@@ -181,7 +181,7 @@ def matmul(planner: Planner, call: Any) -> Made:
         columns = quantized_columns(numbers) if rows else None
         if rows and columns:
             return _whole_matmul(planner, rows, columns, shape)
-        packed = kept(_packed_columns(numbers, planner.lanes))
+        packed = planner.once(weight, lambda: kept(_packed_columns(numbers, planner.lanes)))
     else:
         return None
     if packed is None:
