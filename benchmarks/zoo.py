@@ -14,8 +14,11 @@ Results are written after every model. A part of the models (--part 1/4) and a s
 the file has. --tables prints the tables of README.md and docs/performance.md of a result file, worst first, and
 measures nothing.
 
+Tuning may happen beside other work, and timing may not. --make FOLDER leaves the bundles there, and times nothing;
+--made FOLDER times them later, in 15 to 45 s a model.
+
 Usage: python -m benchmarks.zoo [--quick] [--out FILE] [--part K/N] [--role build|judge] [--only NAMES] [--minutes M]
-[--shares cpu:1,cpu:2] [--repeats 12] [--tables FILE]
+[--shares cpu:1,cpu:2] [--repeats 12] [--make FOLDER | --made FOLDER] [--tables FILE]
 """
 
 from __future__ import annotations
@@ -54,6 +57,8 @@ from fractune_core.jobs import SearchOptions
 
 FEWEST_REPEATS = 6
 """for an interval of 95 %"""
+Facts = dict[str, Any]
+_BUNDLE, _FACTS = "model.fractune", "tuning.json"
 
 
 def main() -> None:
@@ -61,6 +66,11 @@ def main() -> None:
     path = args.out or RESULTS / "zoo.json"
     if args.tables:
         print_tables(json.loads(args.tables.read_text(encoding="utf-8"))["models"])
+        return
+    if args.make:
+        for model in args.models:
+            _, tuned = _tuned(model, args, args.make / model.name, {"trials": 0})
+            print(f"{model.name}: made in {span_text(tuned['tuning_s'])}", flush=True)
         return
     rows: list[dict[str, Any]] = []
     for model in args.models:
@@ -78,10 +88,14 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=0.0, help="of a search, for a second figure")
     parser.add_argument("--shares", default="cpu:1,cpu:2", help="(default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=12, help="of each timing (default: %(default)s)")
+    parser.add_argument("--make", type=Path, help="the folder of first bundles, which are made and not timed")
+    parser.add_argument("--made", type=Path, help="the folder of first bundles, which are timed and not made")
     parser.add_argument("--tables", type=Path, help="print a result file as Markdown, and measure nothing")
     args = parser.parse_args()
     if args.repeats < FEWEST_REPEATS:
         parser.error(f"--repeats {args.repeats}: an interval takes {FEWEST_REPEATS} or more")
+    if args.made and args.minutes:
+        parser.error("--made has first bundles, without a search; leave out --minutes")
     if args.quick:
         args.repeats, args.only = FEWEST_REPEATS, args.only or "squeezenet"
     names = args.only.split(",") if args.only else list(zoo())
@@ -92,7 +106,7 @@ def _parse() -> argparse.Namespace:
     if args.part:
         number, count = args.part
         args.models = args.models[number - 1 :: count]
-    if not (args.tables or args.quick) and installed_runtimes() != list(TITLES):
+    if not (args.tables or args.quick or args.make) and installed_runtimes() != list(TITLES):
         parser.error(f"needs {' and '.join(TITLES.values())}; run: .venv/bin/pip install {' '.join(TITLES)}")
     return args
 
@@ -137,25 +151,39 @@ def _row(model: ZooModel, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _step(model: ZooModel, args: argparse.Namespace, folder: Path, budget: SearchOptions) -> dict[str, Any]:
-    began, path = time.monotonic(), model.path()
+    bundle, tuned = _made(args.made / model.name) if args.made else _tuned(model, args, folder, budget)
+    shares = args.shares.split(",")
+    return {**tuned, "shares": {share: timed(share, model.path(), bundle, args.repeats) for share in shares}}
+
+
+def _tuned(model: ZooModel, args: argparse.Namespace, folder: Path, budget: SearchOptions) -> tuple[Path, Facts]:
+    """The bundle, and what its tuning took; both are left in the folder."""
+    began = time.monotonic()
     result = fractune.tune(
-        path,
+        model.path(),
         args.shares,
         compete="none",
         inputs=model.inputs,
         state=folder / "state",
-        out=folder / "model.fractune",
+        out=folder / _BUNDLE,
         force=True,
         progress=False,
         **budget,
     )
-    return {
+    tuned = {
         "tuning_s": time.monotonic() - began,
         "trials": result.job.progress.candidates_had,
         "operators": len(result.job.operators),
         "phases_s": dict(result.job.progress.phases_s),
-        "shares": {share: timed(share, path, result.bundle.path, args.repeats) for share in args.shares.split(",")},
     }
+    (folder / _FACTS).write_text(json.dumps(tuned), encoding="utf-8")
+    return result.bundle.path, tuned
+
+
+def _made(folder: Path) -> tuple[Path, Facts]:
+    if not (folder / _FACTS).is_file():
+        raise SystemExit(f"benchmarks: no bundle in {folder}; make it with --make {folder.parent}")
+    return folder / _BUNDLE, json.loads((folder / _FACTS).read_text(encoding="utf-8"))
 
 
 def timed(share: str, model: Path, bundle: Path, repeats: int) -> dict[str, Any]:

@@ -246,6 +246,29 @@ def test_rows_of_several_parts_are_merged_in_the_order_of_the_list(
     capsys.readouterr()
 
 
+def test_bundles_that_were_made_are_timed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, folder, timed = tmp_path / "zoo.json", tmp_path / "made" / "magika", list[Path]()
+
+    def time_it(_share: str, _model: Path, bundle: Path, _repeats: int) -> Any:
+        timed.append(bundle)
+        return ROWS[0]["first"]["shares"]["cpu:1"]
+
+    monkeypatch.setattr(benchmark, "installed_runtimes", lambda: [ONNX_RUNTIME, OPENVINO])
+    monkeypatch.setattr(benchmark, "timed", time_it)
+    monkeypatch.setattr(ZooModel, "path", lambda _: tmp_path / "magika.onnx")
+    monkeypatch.setattr("sys.argv", ["zoo", "--out", str(out), "--only", "magika", "--made", str(folder.parent)])
+    with pytest.raises(SystemExit, match=f"no bundle in {folder}; make it with --make {folder.parent}"):
+        benchmark.main()
+    folder.mkdir(parents=True)
+    (folder / "tuning.json").write_text('{"tuning_s": 7.0, "trials": 5}', encoding="utf-8")
+    benchmark.main()
+    (made,) = json.loads(out.read_text(encoding="utf-8"))["models"]
+    assert (timed, made["first"]["tuning_s"]) == ([folder / "model.fractune"] * 2, 7.0)
+    capsys.readouterr()
+
+
 @pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b", "1/0"])
 def test_a_part_is_one_of_several(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["zoo", "--part", part])

@@ -141,6 +141,7 @@ _RULES: dict[str, Rule] = {
     "nn.adaptive_avg_pool2d": elementwise.adaptive_pool,
     "image.resize2d": elementwise.resize,
     "concat": elementwise.concat,
+    "strided_slice": elementwise.sliced,
     "reshape": elementwise.reshape,
     "squeeze": elementwise.squeeze,
     **dict.fromkeys(elementwise.UNARY, elementwise.unary),

@@ -245,6 +245,23 @@ def part(planner: Planner, split: Any, at: int) -> Made:
     return relax.op.strided_slice(value, [axis], [begin], [end]), replace(blocks, shape=shapes[at])
 
 
+def sliced(planner: Planner, call: Any) -> Made:
+    """Of the axes that are not in blocks."""
+    known = planner.in_blocks(call.args[0])
+    axes, *limits = call.args[1:]
+    if known is None or not isinstance(axes, relax.Tuple):
+        return None
+    value, blocks = known
+    places = [blocks.kept[int(axis.value)] for axis in axes.fields]
+    if blocks.axis in places:
+        return None
+    shape = list(blocks.shape)
+    for axis, extent in zip(blocks.kept, shape_of(call), strict=True):
+        shape[axis] = extent
+    placed = relax.Tuple([relax.prim_value(axis) for axis in places])
+    return relax.Call(call.op, [value, placed, *limits], call.attrs), replace(blocks, shape=tuple(shape))
+
+
 def concat(planner: Planner, call: Any) -> Made:
     fields = call.args[0]
     if not isinstance(fields, relax.Tuple):

@@ -82,7 +82,7 @@ def _conv2d(planner: Planner, call: Any, data: Any, numbers: Array, whole: Bound
     out_channels, group_channels = numbers.shape[:2]
     lanes, groups = planner.lanes, int(attrs.groups)
     channels = group_channels * groups
-    if 2 * out_channels <= lanes:
+    if 2 * out_channels <= lanes and (groups > 1 or planner.in_blocks(data) is None):
         return None
     made = planner.blocks(shape_of(call), CHANNELS)
     if groups == 1 and 2 * channels <= lanes and planner.in_blocks(data) is None:

@@ -159,6 +159,22 @@ def test_two_convolutions_need_one_transform_at_each_border() -> None:
     assert transforms(check(of_image(8, 7, body))) == 2
 
 
+def test_padding_by_other_parts_of_the_image_stays_in_blocks() -> None:
+    def body(net: Network, x: Any) -> Any:
+        value = net.conv(x, 8)
+        ends = [net.emit(op.strided_slice(value, [3], [begin], [begin + 2])) for begin in (5, 0)]
+        return net.conv(net.emit(op.concat([ends[0], value, ends[1]], 3)), 8)
+
+    names = check(of_image(8, 9, body))
+    assert transforms(names) == 2
+
+
+def test_few_outputs_of_an_image_in_blocks_are_computed_in_a_block() -> None:
+    names = check(of_image(8, 9, lambda net, x: net.conv(net.conv(x, 8), 1)))
+    assert sum(name.startswith("conv2d") for name in names) == 2
+    assert transforms(names) == 2
+
+
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "relu": lambda _, x: op.nn.relu(x),
     "sigmoid": lambda _, x: op.sigmoid(x),
@@ -182,6 +198,8 @@ ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "resize": lambda _, x: op.image.resize2d(x, relax.ShapeExpr([12, 12]), method="linear"),
     "concat": lambda net, x: op.concat([x, net.conv(x, 8, 1)], 1),
     "concat of rows": lambda _, x: op.concat([x, x], 2),
+    "slice of every second row, backwards": lambda _, x: op.strided_slice(x, [3, -2], [1, 5], [4, 0], [1, -2]),
+    "slice of channels": lambda _, x: op.strided_slice(x, [1], [1], [7]),
     "something that no rule knows": lambda _, x: op.permute_dims(x, [0, 2, 3, 1]),
     "softmax over channels": lambda _, x: op.nn.softmax(x, 1),
 }

@@ -1,6 +1,6 @@
 """Convolutions over a line as convolutions over an image of height 1: so they get blocks, schedules and epilogues.
 
-Element-wise operators and slices of channels between two convolutions stay on the image.
+Element-wise operators, slices and concatenations between two convolutions stay on the image.
 """
 
 from __future__ import annotations
@@ -58,14 +58,26 @@ def elementwise(simplifier: Simplifier, call: Any) -> Any | None:
     return _line(simplifier, relax.Call(call.op, operands, call.attrs))
 
 
-def channel_slice(simplifier: Simplifier, call: Any) -> Any | None:
+def sliced(simplifier: Simplifier, call: Any) -> Any | None:
     image = _image(simplifier, call.args[0])
     axes = simplifier.value(call.args[1])
     if image is None or not isinstance(axes, relax.Tuple):
         return None
-    if any(int(axis.value) not in range(_HEIGHT) for axis in axes.fields):
+    placed = relax.Tuple([relax.prim_value(_axis_of_image(int(axis.value))) for axis in axes.fields])
+    return _line(simplifier, relax.Call(call.op, [image, placed, *call.args[2:]], call.attrs))
+
+
+def concatenated(simplifier: Simplifier, call: Any) -> Any | None:
+    fields = simplifier.value(call.args[0])
+    images = [_image(simplifier, field) for field in fields.fields] if isinstance(fields, relax.Tuple) else [None]
+    if None in images:
         return None
-    return _line(simplifier, relax.Call(call.op, [image, *call.args[1:]], call.attrs))
+    return _line(simplifier, relax.op.concat(images, _axis_of_image(int(call.attrs.axis))))
+
+
+def _axis_of_image(axis: int) -> int:
+    axis %= _IMAGE_RANK - 1
+    return axis if axis < _HEIGHT else axis + 1
 
 
 def _line(simplifier: Simplifier, image: Any) -> Any:

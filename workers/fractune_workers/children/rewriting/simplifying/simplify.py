@@ -274,7 +274,7 @@ _RULES: tuple[dict[str, tuple[Rule, ...]], ...] = (
         **dict.fromkeys(ELEMENTWISE, (lines.elementwise,)),
         "add": (composites.scaled_norm, lines.elementwise),
         "broadcast_to": (_broadcast,),
-        "concat": (_joined_splits,),
+        "concat": (_joined_splits, lines.concatenated),
         "dequantize": (dequantized,),
         "divide": (composites.layer_norm, composites.rms_norm, lines.elementwise),
         "multiply": (
@@ -288,7 +288,7 @@ _RULES: tuple[dict[str, tuple[Rule, ...]], ...] = (
         "nn.batch_norm": (_batch_norm,),
         "nn.conv1d": (lines.conv1d,),
         "nn.conv1d_transpose": (lines.conv1d_transpose,),
-        "strided_slice": (lines.channel_slice,),
+        "strided_slice": (lines.sliced,),
     },
     {
         **dict.fromkeys(ELEMENTWISE, (elementwise,)),

@@ -43,6 +43,12 @@ def with_a_slice_between(net: Network, x: Any) -> Any:
     return conv(net, net.emit(op.add(first, second)), 4)
 
 
+def with_circular_padding(net: Network, x: Any) -> Any:
+    value = conv(net, x, 8)
+    first, last = (net.emit(op.strided_slice(value, [2], [begin], [begin + 3])) for begin in (0, 15))
+    return conv(net, net.emit(op.concat([last, value, first], -1)), 4, dilation=3)
+
+
 @pytest.mark.parametrize(
     ("body", "names"),
     [
@@ -52,6 +58,10 @@ def with_a_slice_between(net: Network, x: Any) -> Any:
         (
             with_a_slice_between,
             ["expand_dims", "nn.conv2d", "strided_slice", "strided_slice", "add", "nn.conv2d", "squeeze"],
+        ),
+        (
+            with_circular_padding,
+            ["expand_dims", "nn.conv2d", "strided_slice", "strided_slice", "concat", "nn.conv2d", "squeeze"],
         ),
     ],
 )
