@@ -199,7 +199,7 @@ def _multiplications(call: Any, lanes: int) -> int:
     run = input_run(weights[1], lanes)
     inputs = _filled(weights[1], lanes) if run == lanes else -(-weights[1] // run) * run
     inputs = inputs if weights[1] > 1 else 1
-    return made[0] * _filled(made[1], lanes) * prod(made[2:]) * inputs * prod(weights[2:])
+    return made[0] * block_count(made[1], lanes) * lanes * prod(made[2:]) * inputs * prod(weights[2:])
 
 
 def _filled(channels: int, lanes: int) -> int:

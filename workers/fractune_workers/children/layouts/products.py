@@ -35,6 +35,9 @@ from fractune_workers.children.tvm_api.scratch_tensors import kept
 
 _FLOAT, _INT = "float32", "int32"
 _MATRIX_RANK = 2
+_LEAST_PART = 8
+"""Lanes over outputs of a convolution of a plain image: with fewer outputs, a plain kernel takes as long, and less
+memory."""
 _FEWEST_COLUMNS = 2
 """of a computed right operand: the kernel of few columns that is not in blocks multiplies number by number"""
 _MOST_OF_ROW = 2**16
@@ -82,7 +85,11 @@ def _conv2d(planner: Planner, call: Any, data: Any, numbers: Array, whole: Bound
     out_channels, group_channels = numbers.shape[:2]
     lanes, groups = planner.lanes, int(attrs.groups)
     channels = group_channels * groups
-    if 2 * out_channels <= lanes and (groups > 1 or planner.in_blocks(data) is None):
+    few = 2 * out_channels <= lanes
+    worthwhile = planner.in_blocks(data) is not None or (
+        _LEAST_PART * out_channels >= lanes and numbers[0].size >= lanes
+    )
+    if few and (groups > 1 or not worthwhile):
         return None
     made = planner.blocks(shape_of(call), CHANNELS)
     if groups == 1 and 2 * channels <= lanes and planner.in_blocks(data) is None:

@@ -169,6 +169,14 @@ def test_padding_by_other_parts_of_the_image_stays_in_blocks() -> None:
     assert transforms(names) == 2
 
 
+def test_few_outputs_of_a_plain_image_are_computed_in_a_block() -> None:
+    def body(net: Network, *images: Any) -> Any:
+        return relax.Tuple([net.conv(image, 2) for image in images])
+
+    names = check(network([(1, 2, 9, 9), (1, 3, 9, 9)], body))
+    assert [name for name in names if "conv2d" in name] == ["conv2d", "conv2d1"]
+
+
 def test_few_outputs_of_an_image_in_blocks_are_computed_in_a_block() -> None:
     names = check(of_image(8, 9, lambda net, x: net.conv(net.conv(x, 8), 1)))
     assert sum(name.startswith("conv2d") for name in names) == 2
