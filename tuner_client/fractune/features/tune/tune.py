@@ -124,18 +124,7 @@ def tune(
             goal = goal_spec(until_beats, min_gain, path, specs[0], options, where.named_server)
             parts = compete != NONE and path.stat().st_size <= MOST_PARSED_BYTES
             result = _tuned(path, specs[0], goal, written, where, view, parts=parts)
-        was_beaten = result.goal is not None and result.goal.beaten and compete is None
-        if not contenders or was_beaten:  # the last step toward the goal has compared them
-            return replace(result, not_compared="" if was_beaten else why_not)
-        try:
-            return _competed(result, path, contenders, state, view)
-        except FractuneError as error:
-            if compete is not None:
-                raise
-            return replace(result, not_compared=str(error))
-        except KeyboardInterrupt as stop:
-            stop.add_note(f"the bundle is {result.bundle.path}, and was not compared with other runtimes")
-            raise
+        return _compared(result, path, contenders, why_not, state, view, requested=compete is not None)
 
 
 def tune_folder(
@@ -243,6 +232,33 @@ def _contenders(
 def _has_cores(shares: str | Sequence[str]) -> bool:
     """Whether one of the shares is of whole CPU cores, at which runtimes can be timed."""
     return any(Share.parse(share).kind.unit == "core" for share in share_names(shares))
+
+
+def _compared(
+    result: TuneResult,
+    model: Path,
+    contenders: list[str],
+    why_not: str,
+    state: PathText | None,
+    view: View,
+    *,
+    requested: bool,
+) -> TuneResult:
+    """The bundle after the contest. Without a contest, or after one that failed and was not requested, the bundle
+    as it is and the reason.
+    """
+    was_beaten = result.goal is not None and result.goal.beaten and not requested
+    if not contenders or was_beaten:  # the last step toward the goal has compared them
+        return replace(result, not_compared="" if was_beaten else why_not)
+    try:
+        return _competed(result, model, contenders, state, view)
+    except FractuneError as error:
+        if requested:
+            raise
+        return replace(result, not_compared=str(error))
+    except KeyboardInterrupt as stop:
+        stop.add_note(f"the bundle is {result.bundle.path}, and was not compared with other runtimes")
+        raise
 
 
 def _competed(result: TuneResult, model: Path, contenders: list[str], state: PathText | None, view: View) -> TuneResult:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,20 +26,27 @@ from fractune_runtime.loading import open_bundle
 from fractune_runtime.signatures import check_private_key
 
 
+@dataclass(frozen=True)
+class Schedules:
+    """The options that choose the schedules of the log."""
+
+    shares: Annotated[
+        str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares that will serve the model.")
+    ] = ""
+    policy: Annotated[
+        str, typer.Option("--policy", help="A variant for each share (shares), or one for all shares (robust).")
+    ] = POLICIES[0]
+    rerank: Annotated[
+        int, typer.Option("--rerank", min=1, help="Number of every share's best trials to measure at the other shares.")
+    ] = 1
+
+
 def bundle(
     source: Annotated[
         str,
         typer.Argument(metavar="MODEL|JOB|BUNDLE", help="Model file, finished job, or with --verify a bundle file."),
     ],
-    shares: Annotated[
-        str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares that will serve the model.")
-    ] = "",
-    policy: Annotated[
-        str, typer.Option("--policy", help="A variant for each share (shares), or one for all shares (robust).")
-    ] = "shares",
-    rerank: Annotated[
-        int, typer.Option("--rerank", min=1, help="Number of every share's best trials to measure at the other shares.")
-    ] = 1,
+    schedules: Schedules,
     sign: Annotated[
         Path | None, typer.Option("--sign", help="PEM file with the private Ed25519 key to sign the bundle with.")
     ] = None,
@@ -66,37 +75,37 @@ def bundle(
     With --verify: check a bundle file, such as fractune bundle --verify model.fractune --public-key public.pem.
     """
     if verify or public_key is not None:
-        others = (shares, policy != POLICIES[0], rerank != 1, sign, image, exact, out, force, *vars(of_model).values())
+        others = (schedules != Schedules(), sign, image, exact, out, force, *vars(of_model).values())
         _verify(Path(source), public_key, alone=verify and not any(others), as_json=as_json)
         return
     key = options.read_key("--sign", sign) if sign else None
     if key is not None:
         check_private_key(key)
     model = Path(source)
-    if not model.is_file() and (shares or model.suffix):
+    if not model.is_file() and (schedules.shares or model.suffix):
         check_model_file(model)
     if image is not None and model.suffix == SUFFIX and model.is_file():
         made = BundleFile(model)
-    elif not model.is_file():
+    elif model.is_file():
+        view = choose_view(quiet=False, as_json=as_json)
+        given = {**of_model.parsed(), **vars(place), "exact": exact, "out": out, "force": force, "progress": view}
+        made = _of_log(model, schedules, given)
+    else:
         with session(Client, place.state, place.server) as client:
             made = client.job(source).bundle(out, force=force)
-    elif not shares:
-        raise BadRequest(f"{source}: name the shares that will serve the model, such as --shares cpu:1,cpu:2")
-    else:
-        made = bundle_model(
-            model,
-            shares,
-            policy=policy,
-            rerank=rerank,
-            exact=exact,
-            out=out,
-            force=force,
-            progress=choose_view(quiet=False, as_json=as_json),
-            **of_model.parsed(),
-            **vars(place),
-        )
     if key is not None:
         made.sign(key)
+    _show(made, image, as_json=as_json)
+
+
+def _of_log(model: Path, schedules: Schedules, given: Mapping[str, Any]) -> BundleFile:
+    if not schedules.shares:
+        raise BadRequest(f"{model}: name the shares that will serve the model, such as --shares cpu:1,cpu:2")
+    return bundle_model(model, **vars(schedules), **given)
+
+
+def _show(made: BundleFile, image: Path | None, *, as_json: bool) -> None:
+    """Print the bundle, write its image, and exit with a code of its own if shares were skipped."""
     skipped = made.skipped_shares
     shown = {"job": made.job, "bundle": str(made.path), "skipped_shares": skipped}
     print(json.dumps(shown) if as_json else f"bundle: {made.path}")

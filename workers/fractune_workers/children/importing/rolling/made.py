@@ -12,8 +12,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from fractune_workers.children.importing.onnx_graph import name_of_part
+from fractune_workers.children.importing.rolling.places import Array
 from fractune_workers.children.importing.rolling.sums import Place
-from fractune_workers.children.importing.rolling.values import Array, Values
+from fractune_workers.children.importing.rolling.values import Values
 
 
 class Made:

@@ -23,9 +23,10 @@ from fractune_workers.children.importing.onnx_graph import in_order, name_of_par
 from fractune_workers.children.importing.rolling.cells import Entries, Step
 from fractune_workers.children.importing.rolling.chains import Chain, bias_of, chains_of
 from fractune_workers.children.importing.rolling.made import Made
+from fractune_workers.children.importing.rolling.places import ACTIVATION_NAMES, ACTIVATIONS, Array, Span
 from fractune_workers.children.importing.rolling.stacked import stack_up
 from fractune_workers.children.importing.rolling.sums import Place
-from fractune_workers.children.importing.rolling.values import ACTIVATIONS, SHARED, Array, Span, Values
+from fractune_workers.children.importing.rolling.values import SHARED, Values
 from fractune_workers.children.recurrent.activations import Activation
 from fractune_workers.children.recurrent.recurrence import GRU, LSTM, MASK, MASKED
 
@@ -36,7 +37,6 @@ _PEEPHOLES = (0, 1, 2)
 """gates of an LSTM, in the order of its peepholes"""
 _BEFORE_ALL = -(2**62)
 """the end of a slice that goes backwards through all indexes"""
-_NAMES = {name.lower(): name for name in ACTIVATIONS}
 _SMALL = 4096
 """elements of a constant that is compared with others: zeros of a state"""
 _SPARE_BYTES = 2**20
@@ -316,9 +316,9 @@ def _attributes(chains: Sequence[Chain], units: int) -> list[onnx.AttributeProto
     functions = [function for chain in chains for function in _functions(chain.cell)]
     cell = chains[0].cell
     attributes: dict[str, Any] = {
-        "activations": [_NAMES[function.name] for function in functions],
-        "activation_alpha": [each.alpha for each in functions if "alpha" in ACTIVATIONS[_NAMES[each.name]]],
-        "activation_beta": [each.beta for each in functions if "beta" in ACTIVATIONS[_NAMES[each.name]]],
+        "activations": [ACTIVATION_NAMES[function.name] for function in functions],
+        "activation_alpha": [each.alpha for each in functions if "alpha" in ACTIVATIONS[ACTIVATION_NAMES[each.name]]],
+        "activation_beta": [each.beta for each in functions if "beta" in ACTIVATIONS[ACTIVATION_NAMES[each.name]]],
         "hidden_size": units,
         "input_forget": int(cell.couples_forget) if cell.cell == LSTM else 0,
         "linear_before_reset": int(bool(cell.resets_product)),

@@ -17,6 +17,7 @@ import onnx
 
 from fractune_workers.children.importing.onnx_graph import operator_of
 from fractune_workers.children.importing.rolling.made import Made
+from fractune_workers.children.importing.rolling.places import ACTIVATION_NAMES, ACTIVATIONS
 from fractune_workers.children.importing.rolling.sums import (
     Activated,
     Factor,
@@ -28,10 +29,8 @@ from fractune_workers.children.importing.rolling.sums import (
     Sum,
     Vector,
 )
-from fractune_workers.children.importing.rolling.values import ACTIVATIONS
 
 _LEAST_STEPS = 2
-_NAMES = {name.lower(): name for name in ACTIVATIONS}
 
 
 def stack_up(made: Made) -> None:
@@ -129,7 +128,7 @@ class _Whole:
         if isinstance(factor, Vector):
             return made.weight(made.values.vectors[factor.key][factor.low : factor.high].astype(made.type()))
         if isinstance(factor, Activated):
-            argument, name = self.sum(factor.argument), _NAMES[factor.function.name]
+            argument, name = self.sum(factor.argument), ACTIVATION_NAMES[factor.function.name]
             known = {each: value for each, value in asdict(factor.function).items() if each in ACTIVATIONS[name]}
             return made.add(name, [argument], made.values.shapes[argument], **known)
         stack = self._stack(factor.place)
