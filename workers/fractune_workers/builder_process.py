@@ -100,14 +100,16 @@ class BuilderProcess:
         if self.child.ensure() != self._generation:
             self._generation, self._args_info, self._compilers = self.child.generation, {}, {}
 
-    def build(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = LIMIT_CPU_S) -> BuiltCandidate:
+    def build(
+        self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = LIMIT_CPU_S, *, as_text: bool = False
+    ) -> BuiltCandidate:
         """Build a candidate of a learned workload, for `target` (TVM's JSON text). A failed build is a result too.
+        `as_text`: its code is JSON with the scheduled TIR as `tir`, and for a CPU the `assembly`, else empty.
 
         Raises CallFailed, ChildTimeout or ChildDied.
         """
-        answer = self.child.call(
-            "build", _STUCK_S, workload_hash=workload_hash, target=target, trace=trace, limit_cpu_s=limit_cpu_s
-        )
+        candidate = {"workload_hash": workload_hash, "target": target, "trace": trace}
+        answer = self.child.call("build", _STUCK_S, **candidate, limit_cpu_s=limit_cpu_s, as_text=as_text)
         return BuiltCandidate(
             Status(answer["status"]), answer["cause"], answer["object"], answer["build_secs"], answer["versions"]
         )

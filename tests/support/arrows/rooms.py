@@ -426,16 +426,18 @@ ROOMS = {
         "fractune.dashboard.views",
         "fractune.features",
         "fractune.features.log",
+        "fractune.features.matrix",
         "fractune.features.plan",
         "fractune.server",
         "jinja2",
         "starlette",
         "uvicorn",
     ),
-    "fractune.dashboard.following": room(*CORE, "fractune.features", "fractune.server"),
+    "fractune.dashboard.following": room(*CORE, "fractune.features", "fractune.features.log", "fractune.server"),
     "fractune.dashboard.views": room(
         *CORE,
         "fractune.dashboard.following",
+        "fractune.features",
         *(f"fractune.features.{name}" for name in ("compete", "diff", "fit", "knee", "log", "matrix", "pair")),
         *(f"fractune.features.{name}" for name in ("parts", "plan", "shapes", "tune")),
         "fractune.server",
@@ -458,7 +460,8 @@ ROOMS = {
     # A process of its own cuts a model, by ONNX and ONNX Runtime.
     "fractune.features.parts": feature(lazily=(*RUNTIME, "numpy", "onnx", "onnxruntime")),
     "fractune.features.knee": feature("fractune.features.matrix", lazily=("matplotlib",)),
-    "fractune.features.log": feature(lazily=("tvm", "tvm_ffi", "numpy")),
+    # A schedule is built again by the builder's sandboxed process.
+    "fractune.features.log": feature(lazily=("tvm", "tvm_ffi", "numpy", "fractune_workers.builder_process")),
     "fractune.features.matrix": feature(lazily=("matplotlib",)),
     "fractune.features.noise": feature(lazily=("matplotlib",)),
     # Two models run at the same time, each in a process that is confined as the workers' are.

@@ -42,6 +42,7 @@ class ScriptedServer(
         self.cost_requests: list[pb.ListCostsRequest] = []
         self.bundles: dict[str, bytes] = {}
         self.records: list[pb.Record] = []
+        self.workload = "[]"
         self.pairs: list[pb.MeasuredPair] = []
         self.runtime_times: list[pb.RuntimeTime] = []
         self.tables: list[pb.OperatorTable] = []
@@ -138,7 +139,7 @@ class ScriptedServer(
     def ExportRecords(self, request: pb.ExportRecordsRequest, context: Any) -> Iterator[pb.ExportRecordsResponse]:
         self.filters.append(request.filter)
         if request.with_workloads:
-            yield pb.ExportRecordsResponse(workload=pb.Workload(workload_hash="0123", json="[]"))
+            yield pb.ExportRecordsResponse(workload=pb.Workload(workload_hash="0123", json=self.workload))
         for record in self.records:
             yield pb.ExportRecordsResponse(record=record)
 

@@ -32,15 +32,18 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from fractune.dashboard.following import Follower, JobTrials, Snapshot, paced
+from fractune.dashboard.following import Follower, JobTrials, Snapshot, Trial, paced
 from fractune.dashboard.guard import Guard, GuardOptions, check_own_page
-from fractune.dashboard.views import fitting, job, log, model, overview, pairs, planning, shares
-from fractune.dashboard.views.page import Page, ago_from, part_jobs, plain_moment
+from fractune.dashboard.views import fitting, job, log, model, operator, overview, pairs, planning, shares
+from fractune.dashboard.views.page import Page, ago_from, grouped, part_jobs, plain_moment
+from fractune.dashboard.views.parts import FILTERS
 from fractune.features.client import Client
+from fractune.features.log.log import FilterOptions
 from fractune.features.log.match import MatchResult
+from fractune.features.matrix.cross_table import CrossTable
 from fractune.features.plan.of_jobs import JobDemand
 from fractune.features.plan.slowdowns import MOST_PAIRS
-from fractune.server.job_status import JobStatus
+from fractune.server.job_status import JobStatus, OperatorStatus
 from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.errors import (
@@ -53,7 +56,7 @@ from fractune_core.errors import (
     StateUnusable,
 )
 from fractune_core.names import Collection
-from fractune_core.records import TuningRecord
+from fractune_core.records import Kind, TuningRecord
 
 
 def wants_json(request: Request) -> bool:
@@ -116,10 +119,13 @@ class Forms:
         given = dict(request.query_params)
         seen = await self._follower.now()
         chosen = await self._status_of(given["job"]) if given.get("job") else None
-        found = None
-        if chosen is not None and given.get("rate") and given.get("p99"):
-            found = await self._computed(request, fitting.find_limits, chosen, given["rate"], given["p99"])
+        found = None if chosen is None else await self.limits(request, chosen)
         return fitting.fitting(seen.jobs, chosen, given, found)
+
+    async def limits(self, request: Request, job: JobStatus) -> fitting.Found | None:
+        """The limits that keep the rate and p99 of the form; None before both are given."""
+        rate, p99 = (request.query_params.get(name) for name in ("rate", "p99"))
+        return await self.computed(request, fitting.find_limits, job, rate, p99) if rate and p99 else None
 
     async def plan(self, request: Request) -> Page:
         given = dict(request.query_params)
@@ -129,10 +135,10 @@ class Forms:
         asked = [(each.job.name, each.rate, each.p99) for each in demands]
         found = None
         if demands:
-            found = await self._computed(request, planning.find_plan, demands, await self.pairs(), given)
+            found = await self.computed(request, planning.find_plan, demands, await self.pairs(), given)
         return planning.planning(seen.jobs, asked, given, found)
 
-    async def _computed(self, request: Request, compute: Callable[..., _T], *given: object) -> _T:
+    async def computed(self, request: Request, compute: Callable[..., _T], *given: object) -> _T:
         """What `compute` finds in a thread, one at a time: it takes seconds of a core. Raises QuotaExceeded, and
         ScopeMissing for a page of another site.
         """
@@ -205,6 +211,7 @@ class Site:
             loader=PackageLoader("fractune.dashboard"), autoescape=select_autoescape(default=True), trim_blocks=True
         )
         self._templates.globals["moment"] = plain_moment
+        self._templates.filters["grouped"] = grouped
         self._assets = digest_of(_STATIC)
 
     def app(self) -> Starlette:
@@ -219,6 +226,7 @@ class Site:
                 Route("/shares", self._view(self._shares)),
                 Route("/log", self._view(self._log)),
                 Route("/log/records/{id}", self._view(self._record)),
+                Route("/log/records/{id}/code", self._view(self._code)),
                 Route("/compare", self._view(self._forms.compare)),
                 Route("/fit", self._view(self._forms.fit)),
                 Route("/plan", self._view(self._forms.plan)),
@@ -285,23 +293,33 @@ class Site:
     async def _job(self, request: Request) -> Page:
         name = Collection.JOBS.of(request.path_params["id"])
         found = await self._status(name)
-        trials = await self._follower.answer(("trials", name), self._trials_of(name).update)
+        trials = await self._follower.answer(("trials", name), self._trials_of(found).update)
         seen = self._follower.snapshot
         found = paced(found, trials, seen.jobs)
+        if chosen := operator.named_operator(found, request.query_params.get("operator", "")):
+            return await self._operator(found, chosen, trials)
         parts = part_jobs(found, seen.jobs)
         timed = await self._runtimes(found.model)
-        operator = request.query_params.get("operator", "")
-        missing = overview.missing_workers(found, seen)
-        return job.job(
-            found,
-            trials,
-            operator,
-            parts,
-            timed,
-            missing,
-            job.job_before(found, seen.jobs),
-            may_cancel=self._may_cancel,
-        )
+        only = {each: request.query_params.get(each, "") for each in FILTERS}
+        missing, before = overview.missing_workers(found, seen), job.job_before(found, seen.jobs)
+        return job.job(found, trials, only, parts, timed, missing, before, may_cancel=self._may_cancel)
+
+    async def _operator(self, found: JobStatus, chosen: OperatorStatus, trials: Sequence[Trial]) -> Page:
+        def records(client: Client) -> Sequence[TuningRecord]:
+            only: FilterOptions = {"job": found.name, "operator": chosen.workload_hash, "kind": Kind.TRIAL}
+            only["namespace"] = found.spec.namespace
+            return client.log.query(limit=operator.MOST_SCHEDULES, **only)
+
+        def tables(client: Client) -> Sequence[CrossTable]:
+            try:
+                return client.job(found.name).matrix(operators=True).tables[1:]
+            except NotFound:  # of the jobs before, nothing may be left
+                return ()
+
+        tried = await self._follower.answer(("schedules", found.name, chosen.workload_hash), records)
+        crossed = await self._follower.answer(("tables", found.name), tables) if found.results else ()
+        table = next((each for each in crossed if each.name == chosen.name), None)
+        return operator.operator_page(found, chosen, trials, tried, table)
 
     async def _model(self, request: Request) -> Page:
         digest = request.path_params["id"]
@@ -311,9 +329,12 @@ class Site:
             raise NotFound(f"model '{digest}': the newest jobs of this server are of other models; see them at /")
         jobs = [await self._status(name) for name in named]
         others = [await self._status(each.name) for each in model.versions(jobs[0], seen.jobs)]
-        share = request.query_params.get("share") or model.first_share(jobs)
-        timed = await self._runtimes(jobs[0].model)
-        return model.model(digest, jobs, others, timed, share, await self._match(jobs, share) if share else None)
+        given = dict(request.query_params)
+        share, timed = given.get("share") or model.first_share(jobs), await self._runtimes(jobs[0].model)
+        done = next((each for each in jobs if each.results), None)
+        used = await self._match(jobs, share) if share else None
+        limits = None if done is None else await self._forms.limits(request, done)
+        return model.model(digest, jobs, others, timed, share, used, given, limits)
 
     async def _runtimes(self, name: str) -> Sequence[RuntimeTime]:
         """The times of a model in other runtimes; none of a job without a model."""
@@ -348,18 +369,22 @@ class Site:
         return log.log(await self._follower.answer(("log", fastest, page, *only.values()), ask), given)
 
     async def _record(self, request: Request) -> Page:
+        return log.record_page(await self._found_record(request), log.place_of(request.query_params))
+
+    async def _code(self, request: Request) -> Page:
+        record = await self._found_record(request)
+        return log.code_page(record, await self._forms.computed(request, log.find_code, self._client, record))
+
+    async def _found_record(self, request: Request) -> TuningRecord:
         wanted, given = request.path_params["id"], request.query_params
-        of_job, operator, page = (given.get(name, "") for name in ("job", "operator", "page"))
+        only: FilterOptions = {"job": given.get("job", ""), "operator": given.get("operator", "")}
+        only["namespace"], page = given.get("namespace", ""), given.get("page", "")
         fastest = given.get("order") == "fastest"
 
-        def ask(client: Client) -> TuningRecord | None:
-            found = client.log.query(limit=1000, fastest=fastest, page=page, job=of_job, operator=operator)
-            return next((each for each in found if each.record_id == wanted), None)
+        def ask(client: Client) -> TuningRecord:
+            return client.log.record(wanted, fastest=fastest, page=page, **only)
 
-        record = await self._follower.answer(("record", wanted, of_job, operator, fastest, page), ask)
-        if record is None:
-            raise NotFound(f"record '{wanted}' is not in this part of the log; look for it at /log")
-        return log.record_page(record)
+        return await self._follower.answer(("record", wanted, fastest, page, *only.values()), ask)
 
     async def _pairs(self, request: Request) -> Page:
         del request
@@ -368,10 +393,10 @@ class Site:
     async def _status(self, name: str) -> JobStatus:
         return await self._follower.answer(("job", name), lambda client: client.job(name).status())
 
-    def _trials_of(self, name: str) -> JobTrials:
-        if name not in self._trials and len(self._trials) >= _MOST_FOLLOWED:
+    def _trials_of(self, job: JobStatus) -> JobTrials:
+        if job.name not in self._trials and len(self._trials) >= _MOST_FOLLOWED:
             del self._trials[next(iter(self._trials))]
-        return self._trials.setdefault(name, JobTrials(name))
+        return self._trials.setdefault(job.name, JobTrials(job.name, job.spec.namespace))
 
     # ---- answers ---------------------------------------------------------------------------------------------
 

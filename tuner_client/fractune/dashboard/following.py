@@ -16,6 +16,7 @@ from itertools import chain, repeat
 from typing import Any, TypeVar
 
 from fractune.features.client import Client
+from fractune.features.log.log import FilterOptions
 from fractune.server.job_status import Fleet, JobStatus, OfferedShare, Worker
 from fractune.server.pace import Pace
 from fractune_core.errors import FractuneError, ServerUnreachable
@@ -54,8 +55,8 @@ class Point:
 class JobTrials:
     """The trials of a job. Only those that are new since the last call are asked for. Thread-safe."""
 
-    def __init__(self, job: str) -> None:
-        self._job = job
+    def __init__(self, job: str, namespace: str = "") -> None:
+        self._job, self._namespace = job, namespace
         self._trials: tuple[Trial, ...] = ()
         self._reading = threading.Lock()
         """Two readings at the same time would both add what is new."""
@@ -75,7 +76,8 @@ class JobTrials:
         found: dict[str, Trial] = {}
         page = ""
         for size in chain(_PAGES, repeat(_PAGES[-1])):
-            records = client.log.query(job=self._job, kind=Kind.TRIAL, limit=size, page=page)
+            only: FilterOptions = {"job": self._job, "kind": Kind.TRIAL, "namespace": self._namespace}
+            records = client.log.query(limit=size, page=page, **only)
             found |= {each.record_id: _trial(each) for each in records if each.record_id not in known}
             page = records.next_page
             if not page or len(found) >= MOST_TRIALS or any(each.record_id in known for each in records):

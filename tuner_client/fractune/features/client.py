@@ -14,6 +14,7 @@ from fractune.arguments import checked
 from fractune.features.cost import DEFAULT_LIMIT, JobCost, job_costs
 from fractune.features.log.log import Log
 from fractune.features.log.match import MatchResult, answered_match, match_request, match_source
+from fractune.features.matrix.matrix import Matrix, job_tables
 from fractune.features.tune.bundle import BundleFile, download_bundle
 from fractune.features.tune.result import TuneResult
 from fractune.local.state import default_state_dir
@@ -77,6 +78,11 @@ class Job:
             ended = follow(self._rpc, self.name, view.show, view.show_absence)
         check_ended_well(ended)
         return ended
+
+    def matrix(self, *, operators: bool = False) -> Matrix:
+        """The ended job's table tuned at x run at, as `fractune.matrix` makes it; nothing is measured."""
+        job = self.status()
+        return Matrix(tuple(job_tables(self._rpc, job, operators=operators)), job.spec.skipped_shares)
 
     def cancel(self) -> JobStatus:
         """Cancel the job; its measurements stay in the log."""

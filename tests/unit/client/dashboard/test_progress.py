@@ -50,13 +50,6 @@ def test_what_the_last_trials_gained_and_earlier_phases_say_how_long_it_takes() 
     assert found.pace.past_s == {"timing": 9.0}
 
 
-def test_an_operator_has_a_point_for_each_schedule_that_ran() -> None:
-    trials = [trial(1, "aa", 3e-3), trial(2, "aa", math.inf), trial(3, "bb", 1e-3), trial(4, "aa", 4e-3)]
-    *_, dots = job(JOB, trials, "aa", may_cancel=False).charts
-    assert (dots.x, dots.is_dots) == ([1.0, 4.0], True)
-    assert dots.series[0].values == pytest.approx([3.0, 4.0])
-
-
 def test_failures_and_other_shares_count_for_nothing_but_the_number_of_trials() -> None:
     trials = [trial(1, "aa", math.inf), trial(2, "aa", 1.0, "cpu:2"), trial(3, "aa", 4.0)]
     assert operator_progress(JOB, trials, "cpu:1", "aa") == [Point(2, 3.0, 4.0)]
@@ -141,14 +134,14 @@ def test_trials_that_arrive_during_an_update_are_found_by_the_next() -> None:
 def test_only_the_newest_trials_are_kept_and_a_note_says_so(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("following", "views.job"):
+    for module in ("following", "views.progress"):
         monkeypatch.setattr(f"fractune.dashboard.{module}.MOST_TRIALS", 3)
     followed = JobTrials("jobs/j1")
     with Client(server.address) as client:
         server.records = records(2, 1)
-        assert "not read" not in str(job(JOB, followed.update(client), "", may_cancel=False).blocks)
+        assert "not read" not in str(job(JOB, followed.update(client), {}, may_cancel=False).blocks)
         for newest in (5, 6):
             server.records = records(*range(newest, 0, -1))
             found = followed.update(client)
             assert [each.record_id for each in found] == [f"r{at}" for at in range(newest - 2, newest + 1)]
-        assert "older ones are not read" in str(job(JOB, found, "", may_cancel=False).blocks)
+        assert "older ones are not read" in str(job(JOB, found, {}, may_cancel=False).blocks)

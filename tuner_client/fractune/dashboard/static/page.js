@@ -3,6 +3,7 @@
 "use strict";
 
 const RETRY_MS = 2000;
+const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power));
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 
 function color(name) {
@@ -21,14 +22,14 @@ function draw(figure) {
     stroke: lineColor(place),
     dash: DASHES[place % DASHES.length],
     width: 2,
-    paths: chart.isDots ? () => null : uPlot.paths.stepped({ align: 1 }),
-    points: chart.isDots ? { show: true, size: 5 } : {},
+    paths: { steps: uPlot.paths.stepped({ align: 1 }), line: uPlot.paths.linear(), dots: () => null }[each.style],
+    points: { show: each.style !== "steps" && each.values.filter((value) => value !== null).length < 100, size: 7 },
   }));
   const options = {
     width: Math.max(280, figure.clientWidth),
     height: 260,
-    scales: { x: { time: false }, y: chart.isLog ? { distr: 3, range: (_, least, most) => [least / 1.2, most * 1.2] } : {} },
-    axes: [{ ...axis, label: chart.xLabel }, { ...axis, label: chart.yLabel }],
+    scales: { x: { time: false }, y: chart.isLog ? { distr: 3, range: (_, least, most) => [least / 1.2, most * 1.2] } : { range: (_, least, most) => [0, most * 1.1] } },
+    axes: [{ ...axis, label: chart.xLabel, incrs: WHOLE }, { ...axis, label: chart.yLabel }],
     series: [{ label: chart.xLabel }, ...series],
   };
   figure.querySelectorAll(".uplot").forEach((old) => old.remove());

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from fractune.dashboard.following import MOST_TRIALS, Point, Trial, model_progress, operator_progress
+from fractune.dashboard.following import Trial, model_progress
 from fractune.dashboard.views.page import (
     ENDED,
     Block,
     Cell,
-    Chart,
     Page,
-    Series,
     Tile,
     block_of,
     failures_block,
@@ -29,10 +26,11 @@ from fractune.dashboard.views.page import (
     seconds_block,
 )
 from fractune.dashboard.views.parts import operator_blocks, time_bars
+from fractune.dashboard.views.progress import points_block, progress_charts
 from fractune.features.compete.logged import of_job, runtimes_table
 from fractune.features.tune.answer import answer_of, left_to_gain, runtime_name, search_text
 from fractune.features.tune.table import latency_table
-from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
+from fractune.server.job_status import JobStatus, ShareResult
 from fractune.text.text import (
     disturbed_notes,
     estimate_text,
@@ -49,10 +47,6 @@ from fractune_core.jobs import JobSpec, JobState, Priority
 _UNAVAILABLE = 503
 _MOST_SPEEDS = 6
 """columns of latencies: with more, the untuned one is folded"""
-_MOST_DOTS = 2000
-"""the newest"""
-_MOST_POINTS = 400
-"""in a table of a chart's numbers"""
 _NOT_KNOWN = (
     "the folder of the model, and options that a server does not keep, such as --run-script, --size, "
     "--lengths, --pad, --compete and --until-beats"
@@ -62,7 +56,7 @@ _NOT_KNOWN = (
 def job(
     found: JobStatus,
     trials: Sequence[Trial],
-    operator: str,
+    only: Mapping[str, str],
     parts: Sequence[JobStatus] = (),
     runtimes: Sequence[RuntimeTime] = (),
     missing: Sequence[str] = (),
@@ -70,18 +64,12 @@ def job(
     *,
     may_cancel: bool,
 ) -> Page:
-    """`operator` is a workload hash or a name, for its progress in place of the model's; empty for the model.
-    `parts` are the jobs with which the tuning went on; `runtimes` are times of the model.
-    `missing` says why the job waits. `before` is the done job before it, of the same model and inputs.
+    """`only` filters the operators (`FILTERS` of the parts). `parts` are the jobs with which the tuning went on;
+    `runtimes` are times of the model. `missing` says why the job waits. `before` is the done job before it, of the same
+    model and inputs.
     """
-    named = next((each for each in found.operators if operator in (each.workload_hash, each.name)), None)
-    of = "the model's operators together" if named is None else one_line(named.name)
-    progress = {
-        share: model_progress(found, trials, share)
-        if named is None
-        else operator_progress(found, trials, share, named.workload_hash)
-        for share in found.tuned_at
-    }
+    of = "the model's operators together"
+    progress = {share: model_progress(found, trials, share) for share in found.tuned_at}
     timed = of_job(found, runtimes)
     has_ended = found.state in ENDED
     return Page(
@@ -91,23 +79,22 @@ def job(
             "parts": [each.name for each in parts],
             "runtimes": [each.to_json() for each in timed],
             "progress": {share: [vars(point) for point in points] for share, points in progress.items()},
-            "progress_of": None if named is None else named.workload_hash,
             "matrix": heat_data(found) if found.results else None,
-            "answer": _answer(found, timed) or None,
+            "answer": answer_text(found, timed) or None,
         },
-        lead=_answer(found, timed),
+        lead=answer_text(found, timed),
         warnings=[*missing, *_messages(found)],
         tiles=_tiles(found, timed, waits=bool(missing)),
         first=[each for each in (_speeds(found, timed, before), time_bars(found)) if each is not None],
-        charts=[*_charts(found, progress, of, named), *([] if named is None else _schedules(found, trials, named))],
+        charts=progress_charts(progress, of, {share: _untuned_s(found, share) for share in progress}),
         blocks=(
             *([jobs_block("Jobs of its parts, which went on", list(parts), "")] if parts else []),
             *([heat_block(found)] if found.results else []),
-            *operator_blocks(found),
+            *operator_blocks(found, only),
             failures_block("Failed measurements", found.progress.failures),
             *([block_of(latency_table(found), "Latency of the whole model", is_folded=True)] if found.results else []),
             *([block_of(runtimes_table(timed), is_folded=True)] if timed else []),
-            _numbers(progress, of, has_all=len(trials) < MOST_TRIALS),
+            points_block(progress, of, len(trials)),
             seconds_block("Phases", "phase", found.progress.phases_s),
             Block("The job", (("fact", False), ("value", False)), _facts(found), is_folded=True),
         ),
@@ -122,7 +109,7 @@ def job_before(found: JobStatus, jobs: Sequence[JobStatus]) -> JobStatus | None:
     return next((each for each in alike if each.created_at < found.created_at and each.results), None)
 
 
-def _answer(found: JobStatus, timed: Sequence[RuntimeTime]) -> str:
+def answer_text(found: JobStatus, timed: Sequence[RuntimeTime]) -> str:
     """What `fractune tune` says at the end: by times of this job's bundle alone, not of an older one."""
     if not found.results:
         return ""
@@ -319,82 +306,12 @@ def _links(found: JobStatus) -> list[tuple[str, str]]:
     return [*bundle, log, compare]
 
 
-def _charts(
-    found: JobStatus, progress: Mapping[str, Sequence[Point]], of: str, named: OperatorStatus | None
-) -> list[Chart]:
-    """Over trials and over time, from untuned on: a step for each new best. They are sums of operators, so the whole
-    model in another runtime does not stand beside them.
-    """
-    if not any(progress.values()):
-        return []
-    operators = [each for each in found.operators if each.selected and each.weight] if named is None else [named]
-    steps = {share: [*_untuned(operators, share, named), *points] for share, points in progress.items()}
-    ways = (("trials at the share", "trials"), ("seconds since the job was created", "after_s"))
-    return [_chart(steps, f"best so far of {of}, from untuned", label, name) for label, name in ways]
-
-
-def _schedules(found: JobStatus, trials: Sequence[Trial], named: OperatorStatus) -> list[Chart]:
-    """Each schedule of an operator that ran, as a point."""
-    ran = [each for each in trials if each.workload_hash == named.workload_hash and math.isfinite(each.median_s)]
-    ran = ran[-_MOST_DOTS:]
-    if not ran:
-        return []
-    x = [each.measured_at - found.created_at for each in ran]
-    series = [
-        Series(share, [1e3 * each.median_s if each.share == share else None for each in ran])
-        for share in found.tuned_at
-    ]
-    title = f"each schedule of {one_line(named.name)} that ran"
-    label, where = "seconds since the job was created", "its numbers are in the records of the job"
-    return [Chart(title, label, "ms", x, series, is_log=True, is_dots=True, where=where)]
-
-
-def _untuned(operators: Sequence[OperatorStatus], share: str, named: OperatorStatus | None) -> list[Point]:
-    """The first point: without tuning. None where an operator's untuned time is not known."""
-    if not operators or any(share not in each.untuned_s for each in operators):
-        return []
-    whole_s = sum((1 if named else each.weight) * each.untuned_s[share] for each in operators)
-    return [Point(0, 0.0, whole_s)]
-
-
-def _chart(progress: Mapping[str, Sequence[Point]], title: str, label: str, name: str) -> Chart:
-    x = sorted({float(getattr(point, name)) for points in progress.values() for point in points})
-    series = [
-        Series(share, _steps(x, [(float(getattr(point, name)), 1e3 * point.best_s) for point in points]))
-        for share, points in progress.items()
-    ]
-    return Chart(title, label, "ms", x, series, is_log=True)
-
-
-def _steps(x: Sequence[float], points: Sequence[tuple[float, float]]) -> list[float | None]:
-    """The last value at each place; None before the first."""
-    found: list[float | None] = []
-    waiting, last = list(reversed(points)), None
-    for place in x:
-        while waiting and waiting[-1][0] <= place:
-            last = waiting.pop()[1]
-        found.append(last)
-    return found
-
-
-def _numbers(progress: Mapping[str, Sequence[Point]], of: str, *, has_all: bool) -> Block:
-    """The numbers of the charts, the newest first. `has_all`: they are of all trials of the job."""
-    columns = (("share", False), ("trials", True), ("after", True), ("best", True))
-    rows = [
-        (
-            point.after_s,
-            (Cell(share), Cell(str(point.trials)), Cell(span_text(point.after_s)), Cell(time_text(point.best_s))),
-        )
-        for share, points in progress.items()
-        for point in points
-    ]
-    newest = sorted(rows, key=lambda row: -row[0])
-    notes = [] if len(newest) <= _MOST_POINTS else [f"the newest {_MOST_POINTS} of {len(newest)}"]
-    notes += [] if has_all else [f"of the newest {MOST_TRIALS:,} trials; the job's older ones are not read"]
-    shown = tuple(row for _, row in newest[:_MOST_POINTS])
-    return Block(
-        f"Best so far of {of}", columns, shown, tuple(notes), "not every operator has a time yet", is_folded=True
-    )
+def _untuned_s(found: JobStatus, share: str) -> float | None:
+    """Of all operators together; None where one is not known."""
+    counted = [each for each in found.operators if each.selected and each.weight]
+    if not counted or any(share not in each.untuned_s for each in counted):
+        return None
+    return sum(each.weight * each.untuned_s[share] for each in counted)
 
 
 def failed_page(title: str, message: str, status: int, name: str) -> Page:

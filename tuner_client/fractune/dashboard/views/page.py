@@ -73,6 +73,8 @@ class Block:
     """places of the columns that each row shows behind "more" """
     is_folded: bool = False
     """whether only the heading is shown at first"""
+    form: Sequence[Field] = ()
+    """filters of the rows"""
 
     @property
     def shown(self) -> list[int]:
@@ -94,24 +96,22 @@ _MOST_COLUMNS = 7
 @dataclass(frozen=True)
 class Series:
     label: str
-    values: list[float | None]
+    values: Sequence[float | None]
+    style: str = "steps"
+    """`steps`, `line`, or `dots` for single values"""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Values over one axis. Its numbers stand in a block of the same page too, or in the log."""
+    """Values over one axis. Its numbers stand in a block of the same page too."""
 
     title: str
     x_label: str
     y_label: str
-    x: list[float]
-    series: list[Series]
+    x: Sequence[float]
+    series: Sequence[Series]
     is_log: bool = False
     """whether equal factors are equally far apart"""
-    is_dots: bool = False
-    """whether the values are single ones, without a line between them"""
-    where: str = "its numbers are in a table below"
-    """to find the numbers"""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -119,30 +119,35 @@ class Chart:
             "xLabel": self.x_label,
             "yLabel": self.y_label,
             "isLog": self.is_log,
-            "isDots": self.is_dots,
             "x": self.x,
-            "series": [{"label": each.label, "values": each.values} for each in self.series],
+            "series": [asdict(each) for each in self.series],
         }
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A value on a strip."""
+    """A value in a picture of dots: its place from the left and from above, in percent."""
 
-    place: float
-    """from 0 (the least value) to 100 (the greatest)"""
-    is_apart: bool = False
-    """drawn as a ring"""
+    x: float
+    y: float = 50.0
+    colour: int | None = None
+    """as of a `Piece`; None for a ring"""
+    title: str = ""
+    """shown under a pointer"""
 
 
 @dataclass(frozen=True)
-class Strip:
-    """Single values along one axis. Its numbers stand in a block of the same page too."""
+class Dots:
+    """Single values along one axis or two. Its numbers stand in a block of the same page too."""
 
     title: str
-    least: str
-    greatest: str
+    ends: tuple[str, str]
+    """of the horizontal axis"""
     dots: Sequence[Dot]
+    marks: Sequence[tuple[float, str]] = ((50.0, ""),)
+    """horizontal lines: their places, and what they mean"""
+    legend: Sequence[tuple[int, str]] = ()
+    """colours and what they mean"""
 
 
 @dataclass(frozen=True)
@@ -213,7 +218,7 @@ class Page:
     """single facts by name, above the tables"""
     blocks: Sequence[Block] = ()
     charts: Sequence[Chart] = ()
-    strips: Sequence[Strip] = ()
+    dots: Sequence[Dots] = ()
     bars: Sequence[Bars] = ()
     form: Sequence[Field] = ()
     actions: Sequence[tuple[str, str]] = ()
@@ -225,10 +230,10 @@ class Page:
     status: int = field(default=200)
     """of HTTP"""
 
-    @property
-    def groups(self) -> list[tuple[str, list[Field]]]:
-        """The fields of the form by group, in order."""
-        return [(name, list(fields)) for name, fields in groupby(self.form, key=lambda each: each.group)]
+
+def grouped(form: Sequence[Field]) -> list[tuple[str, list[Field]]]:
+    """The fields by group, in order."""
+    return [(name, list(fields)) for name, fields in groupby(form, key=lambda each: each.group)]
 
 
 def block_of(table: Table, heading: str = "", empty: str = "nothing yet", *, is_folded: bool = False) -> Block:
@@ -251,7 +256,11 @@ LEVELS = (0.02, 0.1, 0.3, 1.0)
 
 
 def heat_block(job: JobStatus) -> Block:
-    table, text = model_table(job), cross_text(model_table(job))
+    return cross_block(model_table(job))
+
+
+def cross_block(table: CrossTable) -> Block:
+    text = cross_text(table)
     rows = tuple(
         (
             Cell(variant),
@@ -269,11 +278,11 @@ def heat_data(job: JobStatus) -> dict[str, Any]:
 
 
 def _level(table: CrossTable, variant: str, share: str) -> int:
-    """0 for the fastest and for ties."""
+    """0 for the fastest and for ties; by its median where too few timings give no interval."""
     lost = table.slowdown(variant, share)
     if lost is None:
         return -1
-    return 0 if lost.is_tie else sum(lost.median > limit for limit in LEVELS)
+    return 0 if lost.is_tie and not math.isnan(lost.margin) else sum(lost.median > limit for limit in LEVELS)
 
 
 ENDED = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)

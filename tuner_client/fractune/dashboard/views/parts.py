@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from urllib.parse import quote
 
-from fractune.dashboard.views.page import Bar, Bars, Block, Cell, Piece, job_path
+from fractune.dashboard.views.page import Bar, Bars, Block, Cell, Field, Piece, job_path
 from fractune.features.tune.times_table import (
     REST,
     ModelPart,
@@ -32,6 +33,7 @@ _KINDS: tuple[tuple[str, frozenset[str]], ...] = (
     ("between operators", frozenset()),
 )
 _ELEMENTWISE, _BETWEEN = 3, 5
+COLOURS = len(_KINDS)
 _LEAST_PIECE = 0.02
 """of a bar, from which a part is a piece of its own"""
 _LEAST_TEXT = 0.09
@@ -43,6 +45,8 @@ _SMALL = 0.005
 _NAME = 32
 """letters of an operator's name above a bar"""
 _TIME = "time: all its runs in one inference, inside the model where that is known; roof: what the share allows"
+_FILTERED = 6
+"""rows from which on they have filters"""
 _MOST_SHOWN = 2
 """shares whose roof and gain are shown; of more, behind each row's heading"""
 
@@ -135,29 +139,51 @@ def short_name(name: str) -> str:
     return one_line(name).removeprefix("fused_")
 
 
-def operator_blocks(job: JobStatus) -> list[Block]:
-    """A row for each operator and each other call, the heaviest first; those that hardly count in a block of their own,
-    which is folded.
+FILTERS = ("name", "kind", "at")
+"""of the operators: a part of the name, a kind, a share"""
+
+
+def operator_blocks(job: JobStatus, only: Mapping[str, str] = MappingProxyType({})) -> list[Block]:
+    """A row for each operator and each other call that passes the filters, the heaviest first. Without a filter a
+    folded block has those that hardly count.
     """
-    rows = sorted(_rows(job), key=lambda each: -max(each.secs.values(), default=0.0))
-    sums = {share: sum(each.secs.get(share, 0.0) for each in rows) for share in job.tuned_at}
+    shares = [only["at"]] if only.get("at") in job.tuned_at else list(job.tuned_at)
+    name, kind = only.get("name", ""), only.get("kind", "")
+    every = _rows(job)
+    sums = {share: sum(each.secs.get(share, 0.0) for each in every) for share in shares}
+    rows = sorted(
+        (
+            each
+            for each in every
+            if name.casefold() in each.name.casefold() and kind in ("", _KINDS[kind_of(each.name)][0])
+        ),
+        key=lambda each: -max((each.secs.get(share, 0.0) for share in shares), default=0.0),
+    )
     small = [each for each in rows if all(each.secs.get(share, 0.0) <= _SMALL * sums[share] for share in sums)]
-    if len(small) == len(rows):
+    if len(small) == len(rows) or name or kind:
         small = []
     known = disturbed_notes(job.results)  # the page says them above
     notes = [_TIME] if rows else []
     notes += [each for each in time_table(job).notes if each not in known] if job.tuned_results else []
-    longest = {share: max((each.secs.get(share, 0.0) for each in rows), default=0.0) for share in job.tuned_at}
+    longest = {share: max((each.secs.get(share, 0.0) for each in every), default=0.0) for share in shares}
     heavy = [each for each in rows if each not in small]
-    blocks = [_block(job, "Operators", [_cells(job, each, longest) for each in heavy], tuple(notes))]
+    block = _block(shares, "Operators", [_cells(job, each, longest) for each in heavy], tuple(notes))
+    kinds = ("", *(name for name, _ in _KINDS))
+    form = (
+        Field("name", name, "part of the name"),
+        Field("kind", kind, "kind", kinds),
+        Field("at", only.get("at", ""), "share", ("", *job.tuned_at)),
+    )
+    empty = "no operator passes the filters" if every else "the model is not split yet"
+    blocks = [replace(block, form=form if len(every) > _FILTERED else (), empty=empty)]
     if small:
         heading = f"{len(small)} operators below {_SMALL:.1%} each"
-        blocks.append(_block(job, heading, [_cells(job, each, longest) for each in small], (), is_folded=True))
+        blocks.append(_block(shares, heading, [_cells(job, each, longest) for each in small], (), is_folded=True))
     return blocks
 
 
 def _block(
-    job: JobStatus,
+    shares: Sequence[str],
     heading: str,
     rows: Sequence[tuple[Cell, ...]],
     notes: tuple[str, ...],
@@ -165,7 +191,6 @@ def _block(
     is_folded: bool = False,
 ) -> Block:
     """Without columns that are empty in all rows."""
-    shares = job.tuned_at
     columns = (
         ("operator", False),
         *((f"time {share}", True) for share in shares),
@@ -183,9 +208,8 @@ def _block(
         tuple(columns[place] for place in known),
         tuple(tuple(row[place] for place in known) for row in rows),
         notes,
-        "the model is not split yet",
-        frozenset(at for at, place in enumerate(known) if place >= shown),
-        is_folded,
+        aside=frozenset(at for at, place in enumerate(known) if place >= shown),
+        is_folded=is_folded,
     )
 
 
@@ -212,7 +236,8 @@ def _rows(job: JobStatus) -> list[_Row]:
 
 
 def _cells(job: JobStatus, row: _Row, longest: Mapping[str, float]) -> tuple[Cell, ...]:
-    shares, each = job.tuned_at, row.operator
+    """At the shares of `longest`."""
+    shares, each = list(longest), row.operator
     times = [
         Cell(time_text(secs), bar=100 * secs / longest[share]) if (secs := row.secs.get(share)) else Cell("-")
         for share in shares
@@ -228,7 +253,7 @@ def _cells(job: JobStatus, row: _Row, longest: Mapping[str, float]) -> tuple[Cel
             colour=kind_of(each.name),
         ),
         *times,
-        *(_roof_cell(job, each, share) for share in shares),
+        *(roof_cell(job, each, share) for share in shares),
         *(Cell(ratio_text(each.untuned_s.get(share), each.best_s.get(share))) for share in shares),
         *(Cell(str(each.trials) if each.selected else "left out"), Cell(str(each.weight))),
         *(Cell(time_text(each.best_s.get(share))) for share in shares),
@@ -237,6 +262,6 @@ def _cells(job: JobStatus, row: _Row, longest: Mapping[str, float]) -> tuple[Cel
     )
 
 
-def _roof_cell(job: JobStatus, operator: OperatorStatus, share: str) -> Cell:
+def roof_cell(job: JobStatus, operator: OperatorStatus, share: str) -> Cell:
     part = reached(operator.arithmetic, job.roofs.get(share), operator.best_s.get(share))
     return Cell("-" if part is None else f"{part * 100:.0f} %", bar=None if part is None else 100 * min(part, 1.0))

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from fractune.arguments import checked
 from fractune.features.log import jsondatabase
+from fractune.features.log.code import ScheduleCode, code_of
 from fractune.features.log.files import read_jsonl, write_csv, write_jsonl
 from fractune.features.log.table import records_table
 from fractune.server.rpc import RpcClient, job_name
@@ -19,12 +20,13 @@ from fractune.text.output_files import check_free, check_writable
 from fractune.text.rendering import Table
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.codec.messages import from_proto
-from fractune_core.errors import BadRequest, ShareUnavailable
+from fractune_core.errors import BadRequest, NotFound, ShareUnavailable
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import Share
 
+_FOUND_AMONG = 1000
 RecordFormat: TypeAlias = Literal["csv", "jsonl", "jsondatabase"]
 
 
@@ -138,6 +140,30 @@ class Log:
             {Collection.RECORDS.parse(name): from_proto(Roof, each) for name, each in found.roofs.items()},
             found.next_page_token,
         )
+
+    @checked
+    def record(
+        self, record_id: str, *, fastest: bool = False, page: str = "", **filters: Unpack[FilterOptions]
+    ) -> TuningRecord:
+        """A record by its id. It must be among the first 1000 that pass the filters, in the order of `query`.
+
+        Raises NotFound for any other.
+        """
+        found = self.query(limit=_FOUND_AMONG, fastest=fastest, page=page, **filters)
+        record = next((each for each in found if each.record_id == record_id), None)
+        if record is None:
+            raise NotFound(
+                f"record '{record_id}' is not among the first {_FOUND_AMONG} of {found.total} that pass the filters; "
+                "name its job and operator"
+            )
+        return record
+
+    def code(self, record: TuningRecord) -> ScheduleCode:
+        """The scheduled TIR of a record and, for a CPU, its assembly. It takes seconds, and needs `fractune[local]`.
+
+        Raises FractuneError for the record of a failure, if the schedule cannot be built here, and without TVM.
+        """
+        return code_of(self._rpc, record)
 
     @checked
     def export(

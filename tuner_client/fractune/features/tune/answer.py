@@ -23,7 +23,6 @@ from fractune.text.text import (
     percent_text,
     span_text,
     spent_text,
-    time_text,
 )
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate
@@ -128,7 +127,9 @@ class Answer:
     def _ratios(self) -> str:
         timed = [(each, ratio) for each in self._largest if (ratio := each.ratio()) is not None]
         if not timed:
-            return ", ".join(f"{time_text(each.fastest_s)} at {each.share}" for each in self._largest[:_MOST_RATIOS])
+            shown = self._largest[:_MOST_RATIOS]
+            times = (marked_time(each.fastest_s, at_most=each.is_disturbed) for each in shown)
+            return ", ".join(f"{time} at {each.share}" for time, each in zip(times, shown, strict=True))
         shape = f" ({timed[0][0].shape})" if timed[0][0].shape else ""
         of = (" of ONNX Runtime's time", *[""] * _MOST_RATIOS)
         ratios = [_ratio_text(*each, of[at]) for at, each in enumerate(timed[:_MOST_RATIOS])]

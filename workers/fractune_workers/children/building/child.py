@@ -7,6 +7,7 @@ while a build is stopped for a measurement or shares its core. No build uses a G
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import resource
@@ -15,7 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,7 +37,7 @@ from fractune_workers.children.recurrent.packing import Tiling
 from fractune_workers.children.recurrent.tilings import arguments_of, runs, tiling_for
 from fractune_workers.children.recurrent.vectors import kernel_module, recurrence_in
 from fractune_workers.children.triton_kernels.compiler import is_installed, load_triton
-from fractune_workers.children.tvm_api.compiled import anchor_object, build_object, loop_object
+from fractune_workers.children.tvm_api.compiled import anchor_object, build_assembly, build_object, loop_object
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
@@ -129,10 +130,12 @@ class BuilderChild:
         recurrence = recurrence_in(direct.mod)
         return args_of(direct, tf32=TF32 in parsed.keys) if recurrence is None else arguments_of(recurrence, parsed)
 
-    def build(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = _LIMIT_CPU_S) -> dict[str, Any]:
+    def build(
+        self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = _LIMIT_CPU_S, *, as_text: bool = False
+    ) -> dict[str, Any]:
         """Build one candidate. The result has `status`, its one-line `cause`, `object` (bytes; for a GPU an archive of
         two object files) and `build_secs` (CPU seconds). `versions` are those of the tools that made the code, without
-        TVM.
+        TVM. `as_text`: the object is the code for readers (`_Recipe.text`).
 
         Raises BadRequest or FractuneError when this machine builds nothing for the target, or the operator has no such
         implementation.
@@ -142,12 +145,14 @@ class BuilderChild:
         tiling = recurrence and Tiling.named(implementation, recurrence)
         if recurrence is not None and (implementation == DIRECT or (tiling and runs(tiling, recurrence, parsed))):
             kernel = kernel_module(recurrence, tiling or tiling_for(recurrence, parsed))
-            recipe = _Recipe(lambda: build_object(kernel, parsed), {})
+            recipe = _cpu_recipe(lambda: kernel, parsed)
         elif implementation in workloads:
             make_recipe = _triton_recipe if implementation == TRITON else _recipe
             recipe = make_recipe(workloads[implementation], parsed, trace_of(trace))
         else:
             raise FractuneError(f"workload {workload_hash} has no implementation '{implementation}'")
+        if as_text:
+            recipe = replace(recipe, build=recipe.text)
         return _in_forks(partial(_attempt, recipe, limit_cpu_s), limit_cpu_s)
 
     def compilers(self, target: str) -> str:
@@ -183,6 +188,19 @@ class _Recipe:
 
     build: Callable[[], bytes]
     versions: dict[str, str]
+    text: Callable[[], bytes]
+    """JSON: the scheduled TIR as `tir`, and for a CPU the `assembly`, else empty"""
+
+
+def _cpu_recipe(scheduled: Callable[[], tvm.IRModule], target: tvm.target.Target) -> _Recipe:
+    def text() -> bytes:
+        return _readable(scheduled().script(), build_assembly(scheduled(), target))
+
+    return _Recipe(lambda: build_object(scheduled(), target), {}, text)
+
+
+def _readable(tir: str, assembly: str = "") -> bytes:
+    return json.dumps({"tir": tir, "assembly": assembly}).encode()
 
 
 def _recipe(workload: Workload, target: tvm.target.Target, trace: str) -> _Recipe:
@@ -194,7 +212,7 @@ def _recipe(workload: Workload, target: tvm.target.Target, trace: str) -> _Recip
         return with_reference(workload.mod) if untuned else read_trace(trace, workload).mod
 
     if target.kind.name != "cuda":
-        return _Recipe(lambda: build_object(scheduled(), target), {})
+        return _cpu_recipe(scheduled, target)
     prepare_tensor_cores(workload, target)
     compiler = compiler_for(target)
 
@@ -202,13 +220,17 @@ def _recipe(workload: Workload, target: tvm.target.Target, trace: str) -> _Recip
         mod = scheduled_by_default(scheduled(), target) if untuned else scheduled()
         return build_archive(mod, target, compiler)
 
-    return _Recipe(build, {"compiler": compiler.name})
+    return _Recipe(build, {"compiler": compiler.name}, lambda: _readable(scheduled().script()))
 
 
 def _triton_recipe(workload: Workload, target: tvm.target.Target, decisions: str) -> _Recipe:
     """Raises FractuneError without Triton."""
     version = load_triton()
-    return _Recipe(lambda: build_triton_archive(workload.mod, target, decisions), {"compiler": version})
+    return _Recipe(
+        lambda: build_triton_archive(workload.mod, target, decisions),
+        {"compiler": version},
+        lambda: _readable(workload.mod.script()),
+    )
 
 
 def _in_forks(attempt: Callable[[], dict[str, Any]], limit_cpu_s: int) -> dict[str, Any]:

@@ -36,10 +36,19 @@ operator's description. The checks took a fifth of a build, and half of its code
 
 def build_object(mod: Any, target: Any) -> bytes:
     """Compile a TIR module to one object file. Raises whatever TVM raises."""
+    return written(_compiled(mod, target))
+
+
+def build_assembly(mod: Any, target: Any) -> str:
+    """The same code as text, in the assembly of the target's processor. Raises whatever TVM raises."""
+    return str(_compiled(mod, target).inspect_source("asm"))
+
+
+def _compiled(mod: Any, target: Any) -> Any:
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(
         with_product_prefetches(with_byte_products(mod, target))
     )
-    return written(build_library(with_convolution_prefetches(mod), target))
+    return build_library(with_convolution_prefetches(mod), target)
 
 
 def written(library: Any) -> bytes:

@@ -9,16 +9,58 @@ import re
 from fractune_core.codec.messages import to_proto
 from fractune_core.operators import node_text, refusal_text
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.records import Status
+from tests.support.client_samples import record
 from tests.support.measured_pairs import runtime_time
 from tests.support.processes.scripted_server import ScriptedServer
 from tests.unit.client.dashboard.conftest import Pages, until
 from tests.unit.client.dashboard.pages.samples import JOB, another_job
 
 
-def test_an_operator_is_chosen_by_its_name_too(pages: Pages) -> None:
-    assert pages.data(f"{JOB}?operator=fused_conv2d")["progress_of"] == "0123"
-    assert pages.data(f"{JOB}?operator=0123")["progress_of"] == "0123"
-    assert pages.data(f"{JOB}?operator=other")["progress_of"] is None
+def test_an_operator_has_a_page_by_its_name_or_hash(pages: Pages, server: ScriptedServer) -> None:
+    tile = '[[["SamplePerfectTile",[],[],[]],["SampleCategorical",[],[],[]]],[[0,[4,8]],[1,2]]]'
+    tried = [
+        record("r1", job=JOB, trace=tile),
+        record("r2", job=JOB, trace=f"winograd2:{tile}", run_secs=(5e-4,) * 3, measured_at=1_700_000_009.0),
+        record("r3", job=JOB, status=Status.RUN_TIMEOUT, run_secs=()),
+    ]
+    server.records = [to_proto(each, pb.Record) for each in tried]
+    server.tables = [pb.OperatorTable(operator=server.script[-1].operators[0])]
+    for wanted in ("0123", "fused_conv2d"):
+        found = pages.data(f"{JOB}?operator={wanted}")
+        assert found["operator"]["workload_hash"] == "0123"
+        assert [(each["record_id"], each["implementation"]) for each in found["schedules"]] == [
+            ("r2", "winograd2"),
+            ("r1", ""),
+        ]
+        assert found["matrix"]["subject"] == "fused_conv2d"
+    page = pages.page(f"{JOB}?operator=0123").text
+    assert [html.unescape(each) for each in re.findall(r"<title>(.+?)</title></circle>", page)] == [
+        "500 us, winograd2: tile 4x8, choice 2",
+        "1.10 ms, direct: tile 4x8, choice 2",
+    ]
+    assert "/log/records/r2/code?" in page
+    assert "operator" not in pages.data(f"{JOB}?operator=other")
+
+
+def test_operators_are_filtered_without_a_script(pages: Pages, server: ScriptedServer) -> None:
+    job = server.script[-1]
+    for number in range(8):
+        added = job.operators.add()
+        added.CopyFrom(job.operators[0])
+        added.display_name, added.workload_hash = f"matmul{number}", f"ab{number}"
+
+    def names(query: str) -> list[str]:
+        text = pages.page(f"{JOB}?{query}").text
+        return re.findall(r'data-label="operator" class="">.*?<a [^>]*>([^<]+)</a>', text)
+
+    until(lambda: len(names("")) == 10)
+    assert names("name=MATMUL3") == ["matmul3"]
+    assert names("kind=convolution") == ["fused_conv2d"]
+    assert names("kind=convolution&name=matmul") == []
+    at_one = pages.page(f"{JOB}?at=cpu:2").text
+    assert 'data-label="time cpu:2"' in at_one
+    assert 'data-label="time cpu:1"' not in at_one
 
 
 def test_a_job_stands_beside_the_job_before_and_shows_its_message(pages: Pages, server: ScriptedServer) -> None:

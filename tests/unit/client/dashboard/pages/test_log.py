@@ -35,12 +35,12 @@ def test_repeats_are_dots_from_the_fastest_to_the_slowest(pages: Pages, server: 
     shown = record("r1", kind=Kind.VALIDATION, policy=divided, run_secs=(2e-3, 1e-3, 1.5e-3))
     server.records = [to_proto(shown, pb.Record)]
     text = pages.page("/log/records/r1").text
-    assert re.findall(r'<circle( class="apart")? cx="([\d.]+)"', text) == [
-        (' class="apart"', "100.00"),
-        ("", "0.00"),
-        ("", "50.00"),
+    assert re.findall(r'<circle class="(\w+)" cx="([\d.]+)%"', text) == [
+        ("apart", "100.00"),
+        ("piece0", "0.00"),
+        ("piece0", "50.00"),
     ]
-    assert 'aria-label="from 1.00 ms to 2.00 ms"' in text
+    assert "from 1.00 ms to 2.00 ms" in text
 
 
 def test_a_record_has_all_its_fields(pages: Pages, server: ScriptedServer) -> None:
@@ -49,6 +49,20 @@ def test_a_record_has_all_its_fields(pages: Pages, server: ScriptedServer) -> No
     assert found["record_id"] == "r1"
     assert "anchor_ratio" in pages.page(f"/log/records/r1?job={name}").text
     assert pages.page("/log/records/other").status == 404
+
+
+def test_a_record_says_how_to_get_its_code_where_it_cannot_be_built(
+    pages: Pages, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fractune.features.log.code.can_rebuild", lambda: False)
+    server.records = [to_proto(record("r1", job="an import/of 2020", namespace="acme"), pb.Record)]
+    link = html.unescape(re.findall(r'href="([^"]+/code[^"]*)"', pages.page("/log/records/r1").text)[0])
+    assert "namespace=acme" in link
+    found = pages.page(link)
+    assert (found.status, "install &#39;fractune[local]&#39;" in found.text) == (200, True)
+    command = "fractune log code r1 --job 'an import/of 2020' --operator 0123 --namespace acme"
+    assert command in html.unescape(found.text)
+    assert pages.data(link)["decisions"] == "no decisions"
 
 
 @pytest.mark.parametrize("order", ["newest", "fastest"])

@@ -84,6 +84,7 @@ def test_disturbed_times_and_a_single_share_choose_none() -> None:
     for each in (disturbed, job(result("cpu:1", 1, 8e-3))):
         assert "use cpu" not in answer_of(each).line
     assert "<= 4.00 ms" in str(answer_of(disturbed).table)
+    assert answer_of(disturbed).line.startswith("8.00 ms at cpu:1, <= 4.00 ms at cpu:2")
 
 
 def with_operators(job: JobStatus, part_of_roof: float) -> JobStatus:

@@ -1,4 +1,4 @@
-"""`fractune log show|export|import|prune|dead` and `fractune match`: the tuning log."""
+"""`fractune log show|code|export|import|prune|dead` and `fractune match`: the tuning log."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from fractune.features.log.log import Log, check_export, record_filter
 from fractune.features.log.match import match as match_model
 from fractune.features.shapes.join import BundleTimes, bundle_times, padding_line
 from fractune.sessions.session import session
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, NotFound
 from fractune_core.files.bundles import SUFFIX, is_bundle
+from fractune_core.records import TuningRecord
 from fractune_core.shares import Share
 
-app = typer.Typer(help="The tuning log: show, export, import, prune, dead.", rich_markup_mode=None)
+app = typer.Typer(help="The tuning log: show, code, export, import, prune, dead.", rich_markup_mode=None)
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,34 @@ def show(
         return
     print_tables(found.table)
     print(f"{len(found)} of {found.total} records")
+
+
+@app.command()
+def code(
+    record: Annotated[str, typer.Argument(help="Record, by its id (default: the fastest that passes).")] = "",
+    assembly: Annotated[bool, typer.Option("--assembly", help="Assembly of a CPU's code in place of the TIR.")] = False,
+    as_json: options.Json = False,
+    *,
+    filters: Filters,
+    place: options.Place,
+) -> None:
+    """Print the program of a measured schedule, as TIR or as assembly. It is built again, which takes seconds."""
+    with _log(filters, place) as log:
+        found = log.record(record, **vars(filters)) if record else _fastest(log, filters)
+        made = log.code(found)
+    if as_json:
+        print(json.dumps({"record": found.record_id, **vars(made)}))
+        return
+    if assembly and not made.assembly:
+        raise BadRequest("--assembly: the schedule is for a GPU; leave it out for the TIR")
+    print(made.assembly if assembly else made.tir)
+
+
+def _fastest(log: Log, filters: Filters) -> TuningRecord:
+    found = log.query(limit=1, fastest=True, **vars(filters))
+    if not found:
+        raise NotFound("no record passes the filters; list records with 'fractune log show'")
+    return found[0]
 
 
 @app.command()
