@@ -119,7 +119,7 @@ def _tiled(sketches: list[Sketch], kernel: _Kernel, unit: VectorUnit) -> Iterato
     vector_bytes = kernel.spatial[-1] * _FLOAT_BYTES
     extents = Extents(blocks, rows, columns, kernel.reduction, vector_bytes, kernel.kind)
     for tiling in tilings(extents, unit.registers, unit.multiplies, keeps_sums=unit.keeps_sums):
-        yield _decided(sketch, _tiles(kernel, tiling), tiling.unroll_steps)
+        yield _decided(sketch, _tiles(kernel, tiling, unit), tiling.unroll_steps)
 
 
 def _blocks_innermost(sketch: Sketch, kernel: _Kernel) -> Sketch:
@@ -139,7 +139,7 @@ def _blocks_innermost(sketch: Sketch, kernel: _Kernel) -> Sketch:
     return [reordered, decisions]
 
 
-def _tiles(kernel: _Kernel, tiling: Tiling) -> list[list[int]]:
+def _tiles(kernel: _Kernel, tiling: Tiling, unit: VectorUnit) -> list[list[int]]:
     """Of each loop, as the sketch asks for them: four factors of a spatial one, two of a reduction."""
     inner = dict.fromkeys(range(len(kernel.spatial)), (1, 1))
     inner[len(kernel.spatial) - 1] = (1, kernel.spatial[-1])
@@ -147,7 +147,7 @@ def _tiles(kernel: _Kernel, tiling: Tiling) -> list[list[int]]:
         if axis is not None:
             inner[axis] = (factors[0], factors[1])
     spatial = [[extent // prod(inner[axis]), 1, *inner[axis]] for axis, extent in enumerate(kernel.spatial)]
-    inner_axis = _inner_axis(kernel)
+    inner_axis = _inner_axis(kernel, tiling, unit)
     if inner_axis is not None:
         outer, between, *rest = spatial[inner_axis]
         spatial[inner_axis] = [between, outer, *rest]
@@ -156,9 +156,15 @@ def _tiles(kernel: _Kernel, tiling: Tiling) -> list[list[int]]:
 
 _STAYS_BYTES, _LEAVES_BYTES = 1 << 18, 1 << 20
 """the most of weights that stay in a second cache, and the least of an image that does not"""
+_SHARED_WEIGHTS_BYTES, _SHARED_IMAGE_BYTES = 3 << 18, 1 << 15
+"""The same for a unit that keeps sums: it reads weights again at little cost. Then each core computes rows of its own
+from rows of its own. Otherwise it would read half of the image from another core, which may lie behind another third
+cache: two cores of Zen 5 took 7 to 14 % less time so where they were far apart, and as long where they were near."""
+_FEWEST_STEPS, _MANY_STEPS = 12, 32
+"""of the parallel loop over rows and columns, an even number; from the second on, any"""
 
 
-def _inner_axis(kernel: _Kernel) -> int | None:
+def _inner_axis(kernel: _Kernel, tiling: Tiling, unit: VectorUnit) -> int | None:
     """The axis with the loop over tiles that runs inside those over other tiles.
 
     Of a product it is that of columns: a tile's weights stay in the second cache. Of a convolution it is that of blocks
@@ -166,12 +172,19 @@ def _inner_axis(kernel: _Kernel) -> int | None:
     """
     if kernel.kind == MATMUL:
         return kernel.axes[2]
-    blocks, rows, columns = kernel.axes
+    blocks, *axes = kernel.axes
+    if kernel.kind != CONV:
+        return None
     depth, vector_bytes = prod(kernel.reduction), kernel.spatial[-1] * _FLOAT_BYTES
     channels = depth // prod(kernel.reduction[1:3])
-    pixels = kernel.spatial[columns] * (1 if rows is None else kernel.spatial[rows])
+    pixels = prod(1 if axis is None else kernel.spatial[axis] for axis in axes)
     image_bytes, weights_bytes = pixels * channels * _FLOAT_BYTES, depth * kernel.spatial[blocks] * vector_bytes
-    return blocks if kernel.kind == CONV and weights_bytes <= _STAYS_BYTES and image_bytes > _LEAVES_BYTES else None
+    if weights_bytes <= _STAYS_BYTES and image_bytes > _LEAVES_BYTES:
+        return blocks
+    steps = pixels // prod((*tiling.registers[1:], *tiling.around[1:]))
+    balanced = steps >= _MANY_STEPS or (steps >= _FEWEST_STEPS and steps % 2 == 0)
+    shared = weights_bytes <= _SHARED_WEIGHTS_BYTES and image_bytes > _SHARED_IMAGE_BYTES
+    return blocks if unit.keeps_sums and shared and balanced else None
 
 
 def _reuses(sketch: Sketch) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,20 @@ def test_they_compute_what_the_operator_does(body: Callable[..., Any], kind: str
     expected = run_kernel(workload.mod, TARGET, *args)
     for sch in (found[0], found[-1]):
         np.testing.assert_allclose(run_kernel(sch.mod, TARGET, *args), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("keeps_sums", "steps"), [(True, 48), (False, 96)])
+def test_each_core_computes_rows_of_all_blocks_where_sums_are_kept(*, keeps_sums: bool, steps: int) -> None:
+    mod = network([(1, 64, 24, 24)], lambda net, x: net.conv(x, 64, padding=1))
+    (found,) = (each for each in extract(prepare(mod, TARGET), TARGET) if "conv2d" in each.name)
+    workload = read_workload(found.workload_json)
+    search, unit = OperatorSearch(workload, TARGET, seed=1, threads=1), vector_unit(TARGET)
+    unit = replace(unit, registers=32, keeps_sums=keeps_sums)
+    first = next(first_candidates(workload, search.spaces, search.postprocs, unit))
+    args = [np.random.default_rng(0).random(shape, dtype) for _, dtype, shape in args_of(workload)]
+    expected, found = (run_kernel(each, TARGET, *args) for each in (workload.mod, first.mod))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert f"T.parallel(T.int64({steps}), annotations" in first.mod.script()
 
 
 def test_a_search_begins_with_them_whatever_its_seed() -> None:
