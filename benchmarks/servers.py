@@ -1,4 +1,4 @@
-"""Latency behind real servers: each of `examples/serving` with a bundle, and the same server with ONNX Runtime.
+"""Latency behind real servers: each of `fractune_runtime.serving` with a bundle, and the same server with ONNX Runtime.
 
 Both servers of a pair run at the same time, each confined to the share (cores by affinity, limits by cgroups), and take
 turns: while one answers, the other is idle. Both get the same Poisson arrivals, at 30 % and 80 % of what the slower one
@@ -18,7 +18,7 @@ import runpy
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -29,14 +29,14 @@ from benchmarks.support import ours
 from benchmarks.support.limit_cgroup import limit_cgroup, set_limit
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model, find_model
+from fractune.local.model_server import SERVERS, ModelServer, clients, request_of, serving
 from fractune_core.cpu_limits import LimitSize
 from fractune_core.served import poisson
 from fractune_core.shares import Share
 from fractune_runtime.loading import load
 from tests.support.paths import REPOSITORY
 from tests.support.processes.clean_environments import Environment
-from tests.support.processes.served_example import COMMANDS, Server, request_of, serving
-from tests.support.processes.server_environments import server_environment
+from tests.support.processes.server_environments import ENVIRONMENTS, python_of, server_environment
 
 LOADS = (0.3, 0.8)
 OURS, PEER = "fractune", "onnxruntime"
@@ -45,7 +45,6 @@ _HEAD = """\
 | server | share | load | p50 ms, bundle | p50 ms, ONNX Runtime | p99 ms, bundle | p99 ms, ONNX Runtime | p99, ratio \
 | requests/s in a loop, bundle | ONNX Runtime |
 |---|---|---|---|---|---|---|---|---|---|"""
-_CLIENTS = 16
 _ROUNDS, _TURN_S, _LOOP_S = 2, 3.0, 2.0
 _END_S = 30.0
 _SEED = 1
@@ -55,7 +54,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--model", default="transformer", help="(default: %(default)s)")
     parser.add_argument("--bundle", type=Path, help="of the model, in place of a new one")
-    parser.add_argument("--servers", default=",".join(COMMANDS), help="(default: %(default)s)")
+    parser.add_argument("--servers", default=",".join(SERVERS), help="(default: %(default)s)")
     parser.add_argument("--shares", default="cpu:1,cpu:1500m", help="(default: %(default)s)")
     args = parser.parse_args()
     model = find_model(args.model)
@@ -68,7 +67,7 @@ def main() -> None:
         bundle = args.bundle or _tuned(model, folder)
         request = request_of(load(bundle).random_inputs())
         found = []
-        for environment in dict.fromkeys(COMMANDS[name][0] for name in names):
+        for environment in dict.fromkeys(ENVIRONMENTS[name] for name in names):
             _add_onnx_runtime(server_environment(environment, wheel))
         print(_HEAD, flush=True)
         for name in names:
@@ -94,18 +93,19 @@ def _measured(
     name: str, share: str, wheel: Path, files: dict[str, Path], folder: Path, request: bytes
 ) -> dict[str, Any]:
     """Latencies of a server with both runtimes at both loads."""
+    python = python_of(name, wheel)
     with ExitStack() as stack:
         servers = {}
         for way, file in files.items():
             confine, threads = stack.enter_context(_confinement(share, way))
             env = {"ONNX_THREADS": str(threads), "PYTHONPATH": str(_PEER_PATH)} if way == PEER else {}
             log = folder / f"{name}-{way}.log"
-            servers[way] = stack.enter_context(serving(name, wheel, file, log, env=env, confine=confine))
-        clients = stack.enter_context(ThreadPoolExecutor(_CLIENTS))
+            servers[way] = stack.enter_context(serving(name, python, file, log, env=env, confine=confine))
+        asking = stack.enter_context(clients())
         loops = {}
         for way, server in servers.items():
             server.wait()
-            loops[way] = _loop_per_s(server, clients, request)
+            loops[way] = _loop_per_s(server, asking, request)
         at = {}
         for part in LOADS:
             rate_per_s = part * min(loops.values())
@@ -114,7 +114,7 @@ def _measured(
                 count = max(10, round(rate_per_s * _TURN_S))
                 arrivals_s = poisson(rate_per_s, count, random.Random(_SEED + turn))
                 for way, server in servers.items():
-                    latencies_s[way] += _latencies_s(server, clients, request, arrivals_s)
+                    latencies_s[way] += server.latencies_s(asking, request, arrivals_s)
             at[f"{part:.0%}"] = {
                 "rate_per_s": rate_per_s,
                 **{way: _ranks(all_s) for way, all_s in latencies_s.items()},
@@ -149,43 +149,21 @@ def _wait_for_the_end_of(processes: Path) -> None:
         sleep(0.1)
 
 
-def _loop_per_s(server: Server, clients: ThreadPoolExecutor, request: bytes) -> float:
+def _loop_per_s(server: ModelServer, asking: Executor, request: bytes) -> float:
     """Requests a second with four clients that ask again at once, after one second of warming up."""
     answered = 0
     for secs in (1.0, _LOOP_S):
         until = perf_counter() + secs
-        answered = sum(clients.map(lambda _, until=until: _asked_until(server, request, until), range(4)))
+        answered = sum(asking.map(lambda _, until=until: _asked_until(server, request, until), range(4)))
     return answered / _LOOP_S
 
 
-def _asked_until(server: Server, request: bytes, until: float) -> int:
+def _asked_until(server: ModelServer, request: bytes, until: float) -> int:
     count = 0
     while perf_counter() < until:
-        _ask(server, request)
+        server.ask(request)
         count += 1
     return count
-
-
-def _ask(server: Server, request: bytes) -> None:
-    status, answer = server.post(request)
-    if status != 200:
-        raise SystemExit(f"servers: a server answered {status}: {answer[:200]!r}; its log is {server.log}")
-
-
-def _latencies_s(
-    server: Server, clients: ThreadPoolExecutor, request: bytes, arrivals_s: Sequence[float]
-) -> list[float]:
-    began = perf_counter()
-
-    def answered(arrival_s: float) -> float:
-        _ask(server, request)
-        return perf_counter() - began - arrival_s
-
-    futures = []
-    for arrival_s in arrivals_s:
-        sleep(max(0.0, began + arrival_s - perf_counter()))
-        futures.append(clients.submit(answered, arrival_s))
-    return [each.result() for each in futures]
 
 
 def _ranks(latencies_s: Sequence[float]) -> dict[str, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from fractune_core.cpu_limits import powers_of_two
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from tests.support.hardware.real_cgroup import capped_cgroup
 from tests.support.paths import REPOSITORY
+from tests.support.processes.server_environments import ENVIRONMENTS, python_of
 
 pytestmark = [
     pytest.mark.alone,
@@ -79,4 +82,40 @@ def test_a_limit_is_verified_for_real(folder: Path, monkeypatch: pytest.MonkeyPa
     assert found.verified is not None
     assert (found.verified.requests, found.verified.held) == (200, True)
     assert 0 < found.verified.p50_s <= found.verified.p99_s < 0.5
+    assert not list(home.rglob("fractune-limit-*"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="FastAPI is not installed here")
+def test_a_limit_is_verified_behind_fastapi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_behind("fastapi", sys.executable, folder, monkeypatch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("server", ENVIRONMENTS)
+def test_a_limit_is_verified_behind_a_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: str
+) -> None:
+    wheel = runpy.run_path(str(REPOSITORY / "scripts" / "runtime_wheel"))["build"](tmp_path)
+    check_behind(server, str(python_of(server, wheel)), folder, monkeypatch)
+
+
+def check_behind(server: str, python: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole machine is the limit, so that the server starts soon."""
+    if lacks := LimitCgroups().lacks():
+        pytest.skip(f"no cgroup can be made here: {lacks}")
+    monkeypatch.setattr(verifying, "enough_requests", lambda *_: 50)
+    home = LimitCgroups().current()
+    assert home is not None
+    with capped_cgroup(cores=None) as cgroup, cgroup.joined():
+        found = fractune.fit(
+            *(folder / "small.fractune", "20/s", "30s"),
+            share_steps="1500m",
+            server=server,
+            server_python=python,
+            progress=False,
+        )
+    assert found.behind is not None
+    assert (found.behind.server, found.behind.requests, found.behind.held) == (server, 50, True)
+    assert 0 < found.behind.p50_s <= found.behind.p99_s < 30
+    assert found.behind.request_cpu_s > found.behind.model_cpu_s
     assert not list(home.rglob("fractune-limit-*"))

@@ -1,4 +1,4 @@
-"""`examples/serving`: each server runs for real in its own environment, answers as ONNX Runtime does, and drains."""
+"""The servers around a bundle: each runs in its own environment, answers as ONNX Runtime does, and drains."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import onnxruntime
 import pytest
 
 from fractune.features.shapes.join import join
+from fractune.local.model_server import SERVERS, ModelServer, request_of, serving
 from tests.support.paths import REPOSITORY
-from tests.support.processes.served_example import COMMANDS, Server, request_of, serving
-from tests.support.processes.server_environments import server_environment
+from tests.support.processes.server_environments import python_of
 
 REQUESTS = 16
 TRITON_CLIENT = """
@@ -55,7 +55,7 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", SERVERS)
 def test_a_server_answers_as_onnx_runtime_does_and_drains(
     name: str, wheel: Path, batches: Path, tmp_path: Path
 ) -> None:
@@ -64,7 +64,7 @@ def test_a_server_answers_as_onnx_runtime_does_and_drains(
     texts = [text_of(seed) for seed in range(REQUESTS)]
     slow = {"PYTHONPATH": str(REPOSITORY / "tests" / "support" / "slow_endpoint")}
     with (
-        serving(name, wheel, batches, tmp_path / "log", env=slow) as server,
+        serving(name, python_of(name, wheel), batches, tmp_path / "log", env=slow) as server,
         ThreadPoolExecutor(REQUESTS) as clients,
     ):
         server.wait()
@@ -90,16 +90,16 @@ def text_of(seed: int) -> dict[str, np.ndarray[Any, Any]]:
     return {"ids": ids, "mask": np.ones_like(ids)}
 
 
-def check_metrics(name: str, server: Server) -> None:
+def check_metrics(name: str, server: ModelServer) -> None:
     """Of all requests so far, by bucket, and the variant in use."""
-    metrics = server.get("/metrics", server.other if name == "litserve" else None)
+    _, metrics = server.get("/metrics", server.other if name == "litserve" else None)
     assert f'fractune_request_seconds_count{{bucket="batch=1"}} {REQUESTS}.0' in metrics
     assert "fractune_variant{" in metrics
 
 
-def check_triton_client(server: Server, wheel: Path, outputs: list[str]) -> None:
+def check_triton_client(server: ModelServer, wheel: Path, outputs: list[str]) -> None:
     """tritonclient gets the same answer by REST and by gRPC."""
-    python = str(server_environment("kserve", wheel).python)
+    python = str(python_of("kserve", wheel))
     addresses = (f"127.0.0.1:{server.port}", f"127.0.0.1:{server.other}")
     command = [python, "-c", TRITON_CLIENT, *addresses, *outputs]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -12,14 +12,14 @@ import math
 import os
 import queue
 import threading
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
-from fractune_core.codec.plain_json import read_json
+from fractune_core.codec.plain_json import json_bytes, read_json
 from fractune_core.errors import BadRequest, FractuneError, first_line, shortened
 from fractune_core.files.buckets import BATCH
 from fractune_core.share_kinds import CPU
@@ -36,8 +36,6 @@ LATENCY_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5
 """of the histogram of latencies"""
 MOST_WAITING = 1024
 """requests in the queue and in work; more are refused"""
-MOST_BODY_BYTES = 64 << 20
-"""of a request in JSON"""
 _MOST_AXES = 32
 
 
@@ -57,7 +55,7 @@ class Endpoint:
     outputs: list[TensorSpec]
 
     def __init__(self, path: str | os.PathLike[str], *, most_waiting: int = MOST_WAITING, **options: Any) -> None:
-        """`options` are those of `load`. Raises as it does."""
+        """`options` are those of `load`, and `replicas` of a `ReplicaPool`. Raises as they do."""
         self._runs = _runs_of(path, options)
         self.inputs, self.outputs = self._runs.inputs, self._runs.outputs
         self._free = threading.BoundedSemaphore(most_waiting)
@@ -96,20 +94,16 @@ class Endpoint:
     async def infer(self, request: Any) -> dict[str, Any]:
         """The answer to a request of the Open Inference Protocol, both as JSON objects. Raises BadRequest and Busy."""
         outputs = await self.answer(arrays_in(request))
-        return {"outputs": [_described(name, array) for name, array in outputs.items()]}
+        return {"outputs": [described(name, array) for name, array in outputs.items()]}
 
-    async def infer_json(self, body: AsyncIterable[bytes], *, most_bytes: int = MOST_BODY_BYTES) -> dict[str, Any]:
-        """As `infer`, of the pieces of a request's body. Raises BadRequest as soon as it has more than `most_bytes`."""
-        held = bytearray()
-        async for piece in body:
-            held += piece
-            if len(held) > most_bytes:
-                raise BadRequest(f"the request has more than {most_bytes:,} bytes; send fewer rows at once")
-        try:
-            request = read_json(bytes(held))
-        except ValueError as error:
-            raise BadRequest(f"the request is not JSON ({shortened(first_line(error), 80)})") from error
-        return await self.infer(request)
+    async def infer_json(self, request: Any) -> bytes:
+        """As `infer`, of a request's body or of the JSON in it. The answer is text; NaN and infinity are null there."""
+        if isinstance(request, bytes):
+            try:
+                request = read_json(request)
+            except ValueError as error:
+                raise BadRequest(f"the request is not JSON ({shortened(first_line(error), 80)})") from error
+        return json_bytes(await self.infer(request))
 
     def close(self) -> None:
         """Take no more requests, and answer those that were taken."""
@@ -235,7 +229,8 @@ def _numbers(name: str, data: Any, dtype: Any) -> Array:
         return given.astype(dtype)
 
 
-def _described(name: str, array: Array) -> dict[str, Any]:
+def described(name: str, array: Array) -> dict[str, Any]:
+    """An input or output as the Open Inference Protocol has it in JSON."""
     return {
         "name": name,
         "datatype": TYPE_OF[array.dtype.name],
@@ -244,12 +239,14 @@ def _described(name: str, array: Array) -> dict[str, Any]:
     }
 
 
-def _runs_of(path: str | os.PathLike[str], options: Mapping[str, Any]) -> _Replicas | _Queue:
+def _runs_of(path: str | os.PathLike[str], options: dict[str, Any]) -> _Replicas | _Queue:
     """Replicas, where the bundle has one shape and is for a CPU; else one model behind a queue."""
     with contextlib.closing(open_bundle(path)) as bundle:
         manifest = bundle.manifest
     if "buckets" not in manifest and "stages" not in manifest and manifest["device"]["kind"] == CPU:
         return _Replicas(path, options)
+    if options.pop("replicas", 1) != 1:
+        raise BadRequest("replicas: only a bundle of one shape for a CPU has several; leave them out")
     if "buckets" in manifest:
         with contextlib.suppress(BadRequest):  # no batch, or rows that depend on each other
             return _Queue(load(path, split="batch", **options), batches=True)

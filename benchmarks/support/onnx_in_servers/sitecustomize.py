@@ -1,6 +1,6 @@
 """Puts ONNX Runtime into the place of a bundle, in each Python process that has this folder on its path.
 
-The servers of `examples/serving` stay as they are: the same queue, metrics and protocol are around either runtime.
+The servers stay as they are: the same queue, metrics and protocol are around either runtime.
 BUNDLE names the ONNX file, and ONNX_THREADS the threads of its session, which do not spin.
 """
 

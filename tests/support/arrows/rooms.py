@@ -520,5 +520,11 @@ ROOMS = {
         "fractune_runtime.tvm_runtime",
         lazily=("cryptography", "numpy", "onnx", "onnxruntime", "openvino", "prometheus_client"),
     ),
+    # Each server is installed where it is used.
+    "fractune_runtime.serving": room(
+        *CORE,
+        "fractune_runtime",
+        *("fastapi", "kserve", "litserve", "prometheus_client", "ray", "triton_python_backend_utils", "uvicorn"),
+    ),
     "fractune_runtime.tvm_runtime": room(*CORE, lazily=("tvm_ffi", "tvm_ffi_orcjit", "numpy", "ml_dtypes")),
 }

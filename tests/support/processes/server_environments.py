@@ -26,6 +26,8 @@ PACKAGES = {
     "litserve": ("litserve==0.2.19", "fastapi==0.165.0", "uvicorn==0.54.0", "prometheus-client==0.26.0"),
 }
 """by the environment's name"""
+ENVIRONMENTS = {"fastapi": "litserve", "litserve": "litserve", "ray": "ray", "kserve": "kserve"}
+"""by a server of `fractune_runtime.serving`"""
 _FOLDER = REPOSITORY / "build" / "servers"
 
 
@@ -57,6 +59,11 @@ def server_environment(name: str, wheel: Path) -> Environment:
             _pip(environment.python, str(wheel))
             installed.write_text(digest)
     return environment
+
+
+def python_of(server: str, wheel: Path) -> Path:
+    """The Python of its environment."""
+    return server_environment(ENVIRONMENTS[server], wheel).python
 
 
 def _named(name: str, wanted: Sequence[str]) -> str:

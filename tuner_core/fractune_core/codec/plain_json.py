@@ -78,6 +78,11 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def json_bytes(data: Any) -> bytes:
+    """As `json.dumps`, several times as fast. NaN and infinity become null."""
+    return msgspec.json.encode(data)
+
+
 def write_json(value: Any) -> str:
     """As `json.dumps`, and dataclasses as objects with their fields."""
     return json.dumps(value, default=msgspec.to_builtins)

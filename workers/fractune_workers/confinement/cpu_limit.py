@@ -92,6 +92,11 @@ class CpuLimitConfinement(Confinement):
                 raise self._refusal(str(error)) from error
         return {**thread_variables(len(self.cores)), _CGROUP: str(self._made or "")}
 
+    @property
+    def cgroup(self) -> Path | None:
+        """That a limited process joins, since `environment`; None where it needs none of its own."""
+        return self._made
+
     def launcher(self) -> list[str]:
         """The command in front of that of the confined process, in which it starts under the limit; empty where it
         joins a cgroup, or is under the limit already.

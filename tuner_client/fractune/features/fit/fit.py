@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fractune.features.fit.measuring import ONNX_RUNTIME, OPENVINO, Measured, measure, usable_cores
-from fractune.features.fit.table import draw_fit, fit_json, fit_table, verified_lines
-from fractune.features.fit.verifying import Verified, check_limits
+from fractune.features.fit.table import behind_lines, draw_fit, fit_json, fit_table, verified_lines
+from fractune.features.fit.verifying import BehindServer, Verified, check_limits, verify_behind
 from fractune.features.fit.verifying import verify as verify_limit
+from fractune.local.model_server import check_server
 from fractune.models.open_sizes import settled_once
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.figure import Drawable
@@ -83,6 +85,8 @@ class FitResult(Drawable):
     """the smallest limit first"""
     verified: Verified | None = None
     """`best` under the real limit; None if that was not requested"""
+    behind: BehindServer | None = None
+    """`best` behind a real server; None if that was not requested"""
 
     def __repr__(self) -> str:
         return f"FitResult({one_line(self.model.name)}: {self.best.name}, of {len(self.alternatives)} alternatives)"
@@ -100,14 +104,28 @@ class FitResult(Drawable):
     @property
     def settings(self) -> tuple[str, ...]:
         """How to run the model under the limit, line by line."""
-        return settings_text(self.best, self.measured.runtime, self.model)
+        best = self.best
+        command = (
+            f"BUNDLE={self.model.name} REPLICAS={best.replicas} THREADS={best.threads}"
+            f" python -m fractune_runtime.serving.{self.behind.server}"
+            if self.behind
+            else ""
+        )
+        return (*settings_text(best, self.measured.runtime, self.model), *filter(None, [command]))
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """Whether the real limit keeps the goal, and measured beside predicted latencies, line by line; empty if the
-        limit was not verified.
+        """Whether the real limit keeps the goal, and measured beside predicted latencies, line by line; then the same
+        behind the server. Empty if nothing was verified.
         """
-        return tuple(verified_lines(self.best, self.goal, self.verified)) if self.verified else ()
+        lines = list(verified_lines(self.best, self.goal, self.verified)) if self.verified else []
+        behind = behind_lines(self.best, self.goal, self.behind, self.verified) if self.behind else ()
+        return (*lines, *behind)
+
+    @property
+    def held(self) -> bool:
+        """Whether all that was verified kept the goal."""
+        return all(each.held for each in (self.verified, self.behind) if each is not None)
 
     @property
     def table(self) -> Table:
@@ -121,6 +139,7 @@ class FitResult(Drawable):
             "resources": self.resources,
             "settings": list(self.settings),
             "verified": None if self.verified is None else asdict(self.verified),
+            "behind": None if self.behind is None else asdict(self.behind),
         }
 
     def _draw(self, path: Path) -> None:
@@ -138,6 +157,8 @@ def fit(
     sizes: Sizes | None = None,
     verify: bool = False,
     runtime: str = "onnxruntime",
+    server: str = "",
+    server_python: str | os.PathLike[str] = sys.executable,
     progress: LineProgress = True,
 ) -> FitResult:
     """Find the least CPU limit with which a model answers requests at a rate within a p99.
@@ -146,7 +167,9 @@ def fit(
     cores without a limit, each number of threads interleaved with the others. Latency under limits is then predicted
     (docs/cpu-limits.md). `rate` is in requests a second, or `18/s` or `600/min`; `p99` in seconds, or `50ms`. Limits
     are multiples of `share_steps`. `inputs` as for `tune`, of an ONNX file alone. With `verify` the model then answers
-    2,000 such requests under the real limit, at least (`verified`). `progress` is that of `noise`.
+    2,000 such requests under the real limit, at least (`verified`). With a `server` (`kserve`, `ray`, `litserve`,
+    `fastapi`) the bundle does so behind that server (`behind`), which runs in `server_python`. `progress` is that of
+    `noise`.
 
     Raises BadRequest with what would do where no limit keeps the goal. Raises BadModel, BadBundle, ShareUnavailable,
     also where a limit to verify cannot be made, and FractuneError when a runtime is not installed.
@@ -160,6 +183,11 @@ def fit(
         raise BadRequest(f"--runtime '{runtime}': write {' or '.join(RUNTIMES)}")
     if verify:
         check_limits()
+    if server:
+        check_server(server, server_python)
+        check_limits("--server")
+        if not is_bundle(path):
+            raise BadRequest(f"--server serves a bundle, and {path.name} is none; tune the model first")
     is_model = path.is_file() and not is_bundle(path)
     if sizes and not is_model:
         raise BadRequest(f"sizes: those of {path.name} were fixed when it was made; leave them out")
@@ -168,7 +196,8 @@ def fit(
     report_line("searching the least limit of each number of threads and replicas")
     found = search(measured, goal)
     verified = verify_limit(path, measured, _best(found), goal, shapes, report_line) if verify else None
-    return FitResult(path, measured, goal, found, verified)
+    behind = verify_behind(server, server_python, path, measured, _best(found), goal, report_line) if server else None
+    return FitResult(path, measured, goal, found, verified, behind)
 
 
 def search(measured: Measured, goal: Goal) -> tuple[Alternative, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune.features.fit.measuring import Measured, service_for, service_json
-from fractune.features.fit.verifying import Verified
+from fractune.features.fit.verifying import BehindServer, Verified
 from fractune.text.figure import save_figure
 from fractune.text.rendering import Column, Table
 from fractune.text.text import common_unit, marked_time, percent_text, time_text
@@ -70,10 +70,34 @@ def verified_lines(best: Alternative, goal: Goal, verified: Verified) -> Iterato
     p99, p50 = map(time_text, (verified.predicted_p99_s, verified.predicted_p50_s))
     yield f"predicted for the same arrivals: p99 {p99}, p50 {p50}"
     if disturbed:
-        yield (
-            f"note: other programs used {verified.other_cores:.1f} cores meanwhile, so latencies are too high; verify"
-            " again on an idle machine"
-        )
+        yield _disturbed_note(verified.other_cores)
+
+
+def behind_lines(best: Alternative, goal: Goal, behind: BehindServer, verified: Verified | None) -> Iterator[str]:
+    """The verdict and the latencies behind the server, those of the model alone, and what the server costs."""
+    p99, p50 = map(time_text, (behind.p99_s, behind.p50_s))
+    disturbed = is_disturbed(behind.other_cores)
+    verb = "keeps" if behind.held else "is not known to keep" if disturbed else "does not keep"
+    yield (
+        f"behind {behind.server}, {best.name} {verb} the p99 of {time_text(goal.p99_s)}: p99 {p99}, p50 {p50}, of"
+        f" {behind.requests:,} requests"
+    )
+    alone, found = ("measured", verified) if verified else ("predicted", best.prediction)
+    yield f"the model alone, {alone}: p99 {time_text(found.p99_s)}, p50 {time_text(found.p50_s)}"
+    own_m = MILLICORES * goal.rate_per_s * max(0.0, behind.request_cpu_s - behind.model_cpu_s)
+    yield (
+        f"a request takes {time_text(behind.request_cpu_s)} of CPU time, {time_text(behind.model_cpu_s)} of it for the"
+        f" model: at {goal.rate_per_s:g}/s the server itself needs {own_m:.0f}m"
+    )
+    if disturbed:
+        yield _disturbed_note(behind.other_cores)
+
+
+def _disturbed_note(other_cores: float) -> str:
+    return (
+        f"note: other programs used {other_cores:.1f} cores meanwhile, so latencies are too high; verify again on an"
+        " idle machine"
+    )
 
 
 def goal_text(goal: Goal) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fractune
@@ -17,11 +19,13 @@ from fractune.errors import ShareUnavailable
 from fractune.features.fit import fit as fitting
 from fractune.features.fit import verifying
 from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, Measured
-from fractune.features.fit.verifying import REQUESTS, Verified, check_limits, verify
+from fractune.features.fit.verifying import REQUESTS, BehindServer, Verified, check_limits, verify, verify_behind
+from fractune.local import model_server
 from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service
 from fractune_core.analysis.cpu_limits.prediction import predict
 from fractune_core.errors import FractuneError
+from fractune_runtime import loading
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
 
 ONE = Service(1, (0.0183,), 0.0184, (0.0190,))
@@ -130,12 +134,72 @@ def test_without_rights_nothing_is_measured_and_the_code_is_4(
     assert "can be made here: /sys/fs/cgroup cannot be changed; run this as root" in capfd.readouterr().err
 
 
+def test_behind_a_server_its_cpu_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arrivals are those of `verify`. The server takes 4 ms of CPU time a request."""
+    seen: list[Any] = []
+
+    class Running:
+        def wait(self) -> None: ...
+        def ask(self, body: bytes) -> None:
+            assert not seen, "it is warmed up first"
+            assert json.loads(body)["inputs"][0]["name"] == "x"
+
+        def latencies_s(self, _: object, __: bytes, arrivals_s: list[float]) -> list[float]:
+            seen.append(arrivals_s)
+            return [0.05] * len(arrivals_s)
+
+        def cpu_s(self) -> float:
+            return 1.0 + 0.004 * REQUESTS * len(seen)
+
+    @contextmanager
+    def serving_at(*given: Any) -> Iterator[Running]:
+        assert given[:3] == ("cpu:600m@2", "kserve", "python3")
+        assert given[-1] == {"REPLICAS": "2", "THREADS": "1"}
+        yield Running()
+
+    model = SimpleNamespace(random_inputs=lambda: {"x": np.zeros((1, 4), np.float32)})
+    monkeypatch.setattr(model_server, "serving_at", serving_at)
+    monkeypatch.setattr(loading, "load", lambda _: model)
+    measured = Measured(FRACTUNE, "", (ONE,))
+    found = verify_behind("kserve", "python3", Path("m.fractune"), measured, FOUND, GOAL, lambda _: None)
+    assert (found.requests, found.p99_s, found.held) == (REQUESTS, 0.05, True)
+    assert found.request_cpu_s == pytest.approx(0.004)
+    assert found.model_cpu_s == ONE.cpu_s
+    assert seen[0][-1] / REQUESTS == pytest.approx(1 / GOAL.rate_per_s, rel=0.1)
+
+
+@pytest.mark.parametrize(("p99_s", "code", "word"), [(0.07, 0, "keeps"), (0.09, 10, "does not keep")])
+def test_the_server_is_beside_the_model(
+    fitted: Verified,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    p99_s: float,
+    code: int,
+    word: str,
+) -> None:
+    behind = BehindServer("ray", 2_000, 0.03, p99_s, 0.0304, ONE.cpu_s, 0.0, held=p99_s <= 0.08)
+    monkeypatch.setattr(fitting, "check_server", lambda *_: None)
+    monkeypatch.setattr(fitting, "is_bundle", lambda _: True)
+    monkeypatch.setattr(fitting, "verify_behind", lambda *_: behind)
+    asked = ["fit", "m.fractune", "--rate", "10/s", "--p99", "80ms", "--server", "ray"]
+    assert main(asked) == code
+    lines = capfd.readouterr().out
+    assert f"behind ray, 2 x 1 thread at 600m {word} the p99 of 80.0 ms: p99 {1e3 * p99_s:.1f} ms, p50 30.0 ms" in lines
+    assert "the model alone, predicted: p99" in lines
+    assert "a request takes 30.4 ms of CPU time, 18.4 ms of it for the model: at 10/s the server itself" in lines
+    assert "needs 120m" in lines
+    assert "# BUNDLE=m.fractune REPLICAS=2 THREADS=1 python -m fractune_runtime.serving.ray" in lines
+    assert main([*asked, "--verify", "--json"]) == code
+    assert json.loads(capfd.readouterr().out)["behind"]["p99_s"] == p99_s
+    assert fitted.held
+
+
 @pytest.fixture
 def fitted(monkeypatch: pytest.MonkeyPatch) -> Verified:
     """A fit whose limit is verified: the p99 is 70 ms, and other programs are busy."""
     result = Verified(2_000, 0.02, 0.07, 0.06, 0.081, 0.0195, 0.065, 0.8, held=True)
     monkeypatch.setattr(fitting, "usable_cores", lambda: 2)
-    monkeypatch.setattr(fitting, "check_limits", lambda: None)
+    monkeypatch.setattr(fitting, "check_limits", lambda *_: None)
     monkeypatch.setattr(fitting, "measure", lambda *_: Measured(ONNX_RUNTIME, "1.31", (ONE,)))
     monkeypatch.setattr(fitting, "fit_services", lambda *_: [FOUND])
     monkeypatch.setattr(fitting, "verify_limit", lambda *given: replace(result, held=given[3].p99_s >= result.p99_s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from fractune.cli.ending import GOAL_MISSED
 from fractune.cli.printing import print_picture, print_tables
 from fractune.features.fit.fit import DEFAULT_STEP, FitResult
 from fractune.features.fit.fit import fit as fit_model
+from fractune.local.model_server import SERVERS
 from fractune.text.figure import check_picture
 
 
@@ -32,6 +34,17 @@ def fit(
     verify: Annotated[
         bool, typer.Option("--verify", help="Serve the model under the limit; exit code 10 if the p99 is not kept.")
     ] = False,
+    server: Annotated[
+        str,
+        typer.Option(
+            "--server",
+            metavar="|".join(SERVERS),
+            help="Serve the bundle behind this server under the limit; exit code 10 if the p99 is not kept.",
+        ),
+    ] = "",
+    server_python: Annotated[
+        str, typer.Option("--server-python", metavar="PATH", help="Python that has the server's packages.")
+    ] = sys.executable,
     as_json: options.Json = False,
 ) -> None:
     """Find the least CPU limit for a request rate and a p99."""
@@ -45,6 +58,8 @@ def fit(
         sizes=options.parse_one_size(sizes),
         verify=verify,
         runtime=runtime,
+        server=server,
+        server_python=server_python,
         progress=not as_json,
     )
     if picture is not None:
@@ -54,7 +69,7 @@ def fit(
     else:
         _print(found)
         print_picture(picture)
-    if found.verified is not None and not found.verified.held:
+    if not found.held:
         raise typer.Exit(GOAL_MISSED)
 
 

@@ -1,39 +1,33 @@
 """A bundle behind Ray Serve, by the Open Inference Protocol in JSON.
 
-BUNDLE=model.fractune PORT=8080 python ray_server.py
+BUNDLE=model.fractune PORT=8080 python -m fractune_runtime.serving.ray
 """
 
-import os
 import signal
 
 import ray
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from ray import serve
 
-from fractune_runtime import errors
-from fractune_runtime.endpoint import Busy, Endpoint
+from fractune_runtime import serving
+from fractune_runtime.endpoint import Endpoint
 
 app = FastAPI()
+app.add_middleware(serving.BodyLimit)
 
 
 # One replica: the endpoint fills the limit of its process by replicas of its own, which share the weights.
 @serve.deployment(num_replicas=1, max_ongoing_requests=256, graceful_shutdown_timeout_s=30)
 @serve.ingress(app)
 class Bundle:
-    def __init__(self, path: str) -> None:
-        self.endpoint = Endpoint(path)
+    def __init__(self, path: str, options: dict[str, int]) -> None:
+        self.endpoint = Endpoint(path, **options)
         self.endpoint.register()
 
     @app.post("/v2/models/model/infer")
-    async def infer(self, request: Request) -> JSONResponse:
-        try:
-            return JSONResponse(await self.endpoint.infer_json(request.stream()))
-        except (errors.BadRequest, ValueError) as error:
-            return JSONResponse({"error": str(error)}, 400)
-        except Busy as error:
-            return JSONResponse({"error": str(error)}, 503)
+    async def infer(self, request: Request) -> Response:
+        return Response(*await serving.answered(self.endpoint, await request.body()), media_type=serving.JSON)
 
     @app.get("/v2/health/ready")
     async def ready(self) -> dict[str, bool]:
@@ -48,10 +42,12 @@ class Bundle:
 
 
 if __name__ == "__main__":
+    path, options = serving.settings()
+    http = {"host": serving.HOST, "port": serving.port()}
     ray.init("local", num_cpus=1, include_dashboard=False)
-    serve.start(http_options={"host": "0.0.0.0", "port": int(os.environ.get("PORT", "8080"))})  # noqa: S104
+    serve.start(http_options=http)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    serve.run(Bundle.bind(os.environ["BUNDLE"]))  # type: ignore[attr-defined]
+    serve.run(Bundle.bind(path, options))  # type: ignore[attr-defined]
     signal.sigwait([signal.SIGTERM])
     serve.delete("default")  # waits for the requests that the replica has
     serve.shutdown()

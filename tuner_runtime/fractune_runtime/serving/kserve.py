@@ -1,23 +1,22 @@
 """A bundle as a custom predictor of KServe: REST and gRPC of the Open Inference Protocol, metrics at /metrics.
 
-BUNDLE=model.fractune python kserve_server.py --http_port 8080 --grpc_port 8081
+BUNDLE=model.fractune python -m fractune_runtime.serving.kserve --http_port 8080 --grpc_port 8081
 """
 
-import os
 from typing import Any
 from uuid import uuid4
 
 from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer
 from kserve.errors import InvalidInput, ServerNotReady
+from kserve.model_server import app
 
-from fractune_runtime import errors
-from fractune_runtime.endpoint import TYPE_OF, Busy, Endpoint
+from fractune_runtime import errors, serving
+from fractune_runtime.endpoint import TYPE_OF, Busy
 
 
 class Bundle(Model):
     def load(self) -> bool:
-        self.endpoint = Endpoint(os.environ["BUNDLE"])
-        self.endpoint.register()
+        self.endpoint = serving.endpoint()
         self.ready = True
         return self.ready
 
@@ -39,5 +38,6 @@ class Bundle(Model):
 if __name__ == "__main__":
     bundle = Bundle("model")
     bundle.load()
+    app.add_middleware(serving.BodyLimit)
     ModelServer(grace_period=30).start([bundle])
     bundle.endpoint.close()

@@ -1,4 +1,6 @@
-"""A bundle behind Triton's Python backend: `model.py` of a model repository, with the bundle beside it.
+"""A bundle behind Triton's Python backend, with the bundle in the folder of the version. Its `model.py` has one line:
+
+from fractune_runtime.serving.triton import TritonPythonModel
 
 Checked by the interface of the backend alone, not by a running Triton. config.pbtxt has `backend: "python"`, one
 instance of KIND_CPU, and the parameter `bundle` with the file's name.

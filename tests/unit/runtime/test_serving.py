@@ -1,0 +1,101 @@
+"""What the servers around a bundle share: bounds of what comes in, and settings from the environment."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fractune_runtime import serving
+from fractune_runtime.serving import BodyLimit, settings
+from tests.unit.conftest import Small
+
+
+async def echo(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """Answers with the size of the body, or fails, as frameworks do, when the client has gone."""
+    del scope
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionError
+        size, more = size + len(message["body"]), message["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": str(size).encode()})
+
+
+async def asked(app: BodyLimit, pieces: list[bytes | None]) -> tuple[int, bytes, int]:
+    """The status, the answer, and how many pieces were read. At None the client stops for ever."""
+    sent: list[dict[str, Any]] = []
+    read = iter(enumerate(pieces, 1))
+    count = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal count
+        count, piece = next(read)
+        if piece is None:
+            await asyncio.sleep(3600)
+        return {"type": "http.request", "body": piece, "more_body": count < len(pieces)}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await app({"type": "http"}, receive, send)
+    return sent[0]["status"], sent[1]["body"], count
+
+
+def test_a_body_is_read_to_its_limit_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MOST_BODY_BYTES", 100)
+    app = BodyLimit(echo)
+    assert asyncio.run(asked(app, [b"x" * 50, b"x" * 50])) == (200, b"100", 2)
+    status, answer, read = asyncio.run(asked(app, [b"x" * 50] * 9))
+    assert (status, read) == (413, 3)
+    assert b"more than 100 bytes" in answer
+    assert app.held_bytes == 0
+
+
+def test_a_client_that_stops_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_SILENT_S", 0.01)
+    status, answer, _ = asyncio.run(asked(BodyLimit(echo), [b"x", None]))
+    assert status == 408
+    assert b"stopped" in answer
+
+
+def test_all_bodies_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_MOST_HELD_BYTES", 100)
+    monkeypatch.setattr(serving, "_SILENT_S", 0.01)
+    app = BodyLimit(echo)
+
+    async def beside() -> Any:
+        return await asyncio.gather(asked(app, [b"x" * 60, None]), asked(app, [b"x" * 60]))
+
+    assert [status for status, _, _ in asyncio.run(beside())] == [408, 503]
+    assert asyncio.run(asked(app, [b"x" * 60]))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("BUNDLE", "", "BUNDLE is not set"),
+        ("BUNDLE", "/none.fractune", "BUNDLE: .*none.fractune"),
+        ("REPLICAS", "-1", "REPLICAS='-1': give a number from 1 to 4096"),
+        ("THREADS", "9" * 5000, "THREADS='9{40}': give"),
+        ("PORT", "70000", "PORT='70000': give a number from 1 to 65535"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(
+    small: Small, monkeypatch: pytest.MonkeyPatch, name: str, text: str, complaint: str
+) -> None:
+    monkeypatch.setenv("BUNDLE", str(small.bundle))
+    monkeypatch.setenv(name, text)
+    with pytest.raises(SystemExit, match=complaint):
+        serving.port() if name == "PORT" else settings()
+
+
+def test_settings_are_those_of_the_environment(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUNDLE", str(small.bundle))
+    monkeypatch.setenv("REPLICAS", "2")
+    assert settings() == (str(small.bundle), {"replicas": 2})
+    assert Path(settings()[0]).is_file()

@@ -1,0 +1,39 @@
+"""A bundle behind LitServe, by the Open Inference Protocol in JSON; metrics have a port of their own.
+
+BUNDLE=model.fractune PORT=8080 METRICS_PORT=9090 python -m fractune_runtime.serving.litserve
+"""
+
+import os
+from typing import Any
+
+import litserve
+from fastapi import Response
+from prometheus_client import start_http_server
+
+from fractune_runtime import serving
+
+
+class Bundle(litserve.LitAPI):
+    """LitServe runs it in a process of its own, which the metrics and the limit are of."""
+
+    def setup(self, device: str) -> None:
+        del device
+        self.endpoint = serving.endpoint()
+        start_http_server(int(os.environ.get("METRICS_PORT", "9090")), serving.HOST)
+
+    async def predict(self, request: Any) -> Response:
+        return Response(*await serving.answered(self.endpoint, request), media_type=serving.JSON)
+
+
+if __name__ == "__main__":
+    serving.settings()
+    # One worker: the endpoint fills the limit of its process by replicas of its own, which share the weights.
+    api = Bundle(enable_async=True, api_path="/v2/models/model/infer")
+    server = litserve.LitServer(
+        api,
+        accelerator="cpu",
+        workers_per_device=1,
+        healthcheck_path="/v2/health/ready",
+        middlewares=[serving.BodyLimit],
+    )
+    server.run(host=serving.HOST, port=serving.port(), generate_client_file=False)
