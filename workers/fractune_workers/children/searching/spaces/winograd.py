@@ -29,6 +29,8 @@ _CHUNKS = [(BY_ROWS, True, False), (BEFORE, False, False), (BY_ROWS, False, Fals
 """The likeliest first: the sketch, whether a chunk has all output blocks, and whether it has all rows of tiles."""
 _CHUNKS_OF_MANY_WEIGHTS = [(BEFORE, False, True), (BY_ROWS, True, False), (BEFORE, False, False)]
 """where all rows share each weight that is read"""
+_MOST_SUMS_BYTES = 1 << 23
+"""of an image, beyond which they would go to memory and back between the stages"""
 
 
 def is_winograd(mod: Any) -> bool:
@@ -53,8 +55,9 @@ def first_tiles(mod: Any, registers: int) -> Iterator[tuple[int, list[list[int]]
     # A column of tiles is equivalent to a row of the same length.
     fitting = (tiling.registers for tiling in tilings(extents, registers))
     accumulators = list(dict.fromkeys(tile for tile in fitting if tile[1] == 1 or tile[2] == columns))
-    many_weights = taps * taps * blocks * lanes * prod(reduction) * _FLOAT_BYTES > _MANY_WEIGHT_BYTES
-    chunks = _CHUNKS_OF_MANY_WEIGHTS if many_weights else _CHUNKS
+    of_a_channel = taps * taps * prod(reduction) * _FLOAT_BYTES
+    many_weights = blocks * lanes * of_a_channel > _MANY_WEIGHT_BYTES
+    chunks = _CHUNKS_OF_MANY_WEIGHTS if many_weights and rows * columns * of_a_channel <= _MOST_SUMS_BYTES else _CHUNKS
     ranks = sorted(product(range(len(accumulators)), range(len(chunks))), key=sum)
     for tile, chunk in ranks:
         sketch, all_blocks, all_rows = chunks[chunk]

@@ -94,13 +94,13 @@ def test_what_is_element_wise_is_part_of_the_output() -> None:
     assert not {"T_add", "compute"}.intersection(blocks)
 
 
-@pytest.mark.parametrize(("channels", "whole"), [(8, False), (512, True)])
-def test_many_weights_are_read_once(channels: int, *, whole: bool) -> None:
-    """Then a chunk has all rows of tiles."""
+@pytest.mark.parametrize(("channels", "side", "whole"), [(8, 8, False), (512, 8, True), (512, 128, False)])
+def test_many_weights_are_read_once(channels: int, side: int, *, whole: bool) -> None:
+    """Then a chunk has all rows of tiles. The sums of a large image would go to memory meanwhile."""
 
     def body(net: Network, x: Any) -> Any:
         return net.conv(x, channels, padding=1)
 
-    workload = workload_of(body, "winograd2", (1, channels, 8, 8))
+    workload = workload_of(body, "winograd2", (1, channels, side, side))
     _, (_, rows, _) = next(first_tiles(workload.mod, 16))
     assert (rows[0] == 1) == whole
