@@ -118,8 +118,8 @@ def _grouped_conv2d(planner: Planner, data: Any, numbers: Array, groups: int, wi
     parts = _parts(planner, data, groups, numbers)
     image, _ = planner.into_blocks(data, CHANNELS, parts)
     if parts > 1:
-        packed = pack(pack(numbers, 1, lanes), 0, lanes, parts=parts)
-        group = len(packed) // groups * lanes, packed.shape[1] * lanes
+        packed = pack(pack(numbers, 1, direct.input_run(group_channels, lanes)), 0, lanes, parts=parts)
+        group = len(packed) // groups * lanes, block_count(group_channels, lanes) * lanes
     else:
         packed, group = pack_groups(numbers, groups, lanes), (out_channels // groups, group_channels)
     compute = partial(direct.grouped_conv2d, group=group)

@@ -278,6 +278,15 @@ def test_groups_lie_in_blocks_of_their_own_from_one_convolution_to_the_next() ->
     assert {int(shape[1]) for shape in made if len(shape) == 5} == {4}
 
 
+def test_groups_read_runs_of_channels_where_whole_blocks_would_multiply_zeros() -> None:
+    mod = of_image(36, 6, lambda net, x: net.conv(x, 36, groups=3, padding=1))
+    plan = planned(simplify(mod), tvm.target.Target({"kind": "llvm", "mcpu": "haswell"}))
+    kernel = next(each for var, each in plan.functions.items() if var.name_hint == "conv2d")
+    assert tuple(map(int, kernel.params[1].shape)) == (6, 3, 3, 3, 4, 8)
+    found, right = (outputs_of(each, NARROW, *inputs_of(mod))[0] for each in (plan, mod))
+    np.testing.assert_allclose(found, right, 1e-4, 1e-3)
+
+
 PARTS: dict[str, Callable[..., Any]] = {
     "a dense convolution": lambda net, x, _: net.conv(x, 8, 1),
     "other groups": lambda net, x, _: net.conv(x, 12, 1, groups=3),

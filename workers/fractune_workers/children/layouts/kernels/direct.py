@@ -97,9 +97,12 @@ def conv2d(data: te.Tensor, weight: te.Tensor, window: Window, whole: Bounds | N
 
 
 def grouped_conv2d(data: te.Tensor, weight: te.Tensor, window: Window, group: tuple[int, int]) -> te.Tensor:
-    """As `conv2d`, with weights that `pack_groups` made of groups of (outputs, inputs)."""
-    in_blocks, run, size = int(data.shape[1]), int(weight.shape[1]), int(weight.shape[-1])
-    return _conv2d(data, weight, window, lambda k: te.min(first_input(k * size, *group) // size, in_blocks - run))
+    """As `conv2d`, with the weights of groups of (outputs, inputs), which fill blocks of their own or are those of
+    `pack_groups`.
+    """
+    in_blocks, size = int(data.shape[1]), int(weight.shape[-1])
+    read = -(-int(weight.shape[1]) * int(weight.shape[-2]) // size)
+    return _conv2d(data, weight, window, lambda k: te.min(first_input(k * size, *group) // size, in_blocks - read))
 
 
 def first_input(channel: Any, outputs: int, inputs: int) -> Any:
