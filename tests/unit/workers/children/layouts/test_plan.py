@@ -80,6 +80,16 @@ def test_convolutions_compute_in_blocks() -> None:
     assert sum(name.startswith("conv2d") for name in names) == len(CONVOLUTIONS)
 
 
+def test_padded_rows_are_not_copied() -> None:
+    def body(net: Network, x: Any) -> Any:
+        return net.emit(op.nn.conv2d(x, net.weight(8, 8, 3, 1), strides=(2, 1), padding=(2, 0, 1, 0), dilation=(2, 1)))
+
+    mod = of_image(8, 9, body)
+    assert check(mod).count("conv2d") == 1
+    kernel = next(each for var, each in planned(simplify(mod), NARROW).functions.items() if var.name_hint == "conv2d")
+    assert "pad_temp" not in kernel.script()
+
+
 def test_products_of_computed_operands_compute_in_blocks() -> None:
     def body(net: Network, left: Any, right: Any, few: Any) -> Any:
         by_constant = net.emit(op.matmul(net.weight(9, 7), right))

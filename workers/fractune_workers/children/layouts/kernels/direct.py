@@ -132,11 +132,18 @@ def pack_groups(weight: _Array, groups: int, lanes: int) -> _Array:
 def _conv2d(
     data: te.Tensor, weight: te.Tensor, window: Window, first_block: Callable[[Any], Any], whole: Bounds | None = None
 ) -> te.Tensor:
-    """Each block of outputs reads the blocks of inputs that it has weights for, from `first_block` on."""
+    """Each block of outputs reads the blocks of inputs that it has weights for, from `first_block` on.
+
+    Where rows alone are padded, a row is inside or outside for all columns of a tile: no zeros are copied around the
+    image.
+    """
     out_blocks, in_blocks, *kernel, in_size, out_size = (int(dim) for dim in weight.shape)
     runs = out_size // in_size
-    image = window.padded(data)
+    top, left, bottom, right = window.padding
+    by_rows = whole is None and not (left or right) and kernel[1] == 1
+    image = data if by_rows else window.padded(data)
     batch, _, height, width, _ = (int(dim) for dim in image.shape)
+    height += top + bottom if by_rows else 0
     extents = (in_blocks, *kernel, in_size)
     co, ry, rx, ci = (
         te.reduce_axis((0, extent), name) for extent, name in zip(extents, ("co", "ry", "rx", "ci"), strict=True)
@@ -144,7 +151,8 @@ def _conv2d(
 
     def element(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
         block, channel = (co, ci) if runs == 1 else (co // runs, co % runs * in_size + ci)
-        pixel = image(n, first_block(k) + block, *window.at(y, x, ry, rx), channel)
+        index = n, first_block(k) + block, *window.at(y, x, ry, rx), channel
+        pixel = _tap(data, window, index, tvm.tirx.const(0, data.dtype)) if by_rows and top + bottom else image(*index)
         return te.sum(pixel * weight(k, co, ry, rx, ci, lane), axis=[co, ry, rx, ci])
 
     shape = (batch, out_blocks, *window.extents(height, width, (kernel[0], kernel[1])), out_size)
