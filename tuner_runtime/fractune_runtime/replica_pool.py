@@ -25,17 +25,7 @@ from fractune_core.host.forks import begin_in_forked_children
 from fractune_core.host.threads import parts
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share, units_text
-from fractune_runtime.choosing import (
-    VariantChoice,
-    check_cpus,
-    check_threads,
-    choices_by_threads,
-    choose_variant,
-    limit_of,
-    limit_text,
-    three_digits,
-    times_by_threads,
-)
+from fractune_runtime import choosing
 from fractune_runtime.cpu import ShareHere
 from fractune_runtime.loading import open_bundle
 from fractune_runtime.model import Backend, ShareFollower, backend_for, warn_if_untuned
@@ -69,7 +59,7 @@ class ReplicaPool:
     replicas: int
     threads: int
     """of each replica"""
-    choice: VariantChoice
+    choice: choosing.VariantChoice
     """the variant of all replicas, and the reason"""
     share: ShareHere
     """the share that they were chosen for"""
@@ -97,7 +87,7 @@ class ReplicaPool:
         bundle.check_undivided("ReplicaPool")
         if bundle.manifest["device"]["kind"] != CPU:
             raise BadRequest(f"{bundle.name} is for a GPU, and replicas run on the CPU; load it by fractune.load")
-        check_threads(bundle, threads)
+        choosing.check_threads(bundle, threads)
         self._interface = Interface(bundle)
         self.inputs, self.outputs = self._interface.inputs, self._interface.outputs
         own_share = Share.parse(share) if share else None
@@ -174,7 +164,7 @@ class ReplicaPool:
             before.shutdown(wait=False)
         warn_if_untuned(self.bundle.name, choice)
 
-    def _new_team(self, count: int, choice: VariantChoice, here: ShareHere) -> _Team:
+    def _new_team(self, count: int, choice: choosing.VariantChoice, here: ShareHere) -> _Team:
         hands = parts(here.cpus, count) if count <= len(here.cpus) else [here.cpus] * count
         places = [_Place(self._backend.load_variant(choice.variant), choice.threads, cpus) for cpus in hands]
         return _Team(_Replicas(self._backend, self._interface, places), count)
@@ -261,7 +251,7 @@ class _Division:
 
 def choose_replicas(
     bundle: Bundle, here: ShareHere, policy: Policy, replicas: int | None, threads: int | None = None
-) -> tuple[int, VariantChoice]:
+) -> tuple[int, choosing.VariantChoice]:
     """The number of replicas, and their variant with its threads.
 
     By the bundle's times, the division has the most requests a second in a loop. Of equal ones it has the fewest
@@ -269,9 +259,9 @@ def choose_replicas(
     gets a thread. Raises ShareUnavailable where the share has fewer CPUs than `threads`.
     """
     if threads is not None:
-        check_cpus(here, threads)
-    choices = choices_by_threads(bundle, here, policy)
-    times_s = times_by_threads(bundle, here.mechanism, choices)
+        choosing.check_cpus(here, threads)
+    choices = choosing.choices_by_threads(bundle, here, policy)
+    times_s = choosing.times_by_threads(bundle, here.mechanism, choices)
     taken_s = {count: secs for count, secs in times_s.items() if threads in {None, count}}
     found = list(_divisions(here, taken_s, replicas))
     if not found:
@@ -282,8 +272,10 @@ def choose_replicas(
     others = sorted((each for each in found if each is not best), key=lambda each: -each.per_s)
     then = "the bundle has times for no other division here"
     if others:
-        then = f"next best with {others[0]}: {three_digits(others[0].per_s)}"
-    reason = f"{_where(here)}, predicted best with {best}: {three_digits(best.per_s)} requests/s in a loop; {then}"
+        then = f"next best with {others[0]}: {choosing.three_digits(others[0].per_s)}"
+    reason = (
+        f"{_where(here)}, predicted best with {best}: {choosing.three_digits(best.per_s)} requests/s in a loop; {then}"
+    )
     return best.replicas, replace(choices[best.threads], reason=reason)
 
 
@@ -294,7 +286,7 @@ def replicas_text(count: int) -> str:
 def _divisions(here: ShareHere, times_s: dict[int, float], replicas: int | None) -> Iterator[_Division]:
     """All that fit, or those with `replicas`; replicas of one thread always fit, as they may share CPUs."""
     cores = here.units if here.quota is None else len(here.cpus)
-    limit = None if here.quota is None else limit_of(here.quota)
+    limit = None if here.quota is None else choosing.limit_of(here.quota)
     for threads, secs in times_s.items():
         # Each request is handed over to a thread of its replica, also where that is the only one.
         service = Service(threads, (secs + POOL_COST_S,), threads * secs, spin_s=SPIN_S)
@@ -309,10 +301,10 @@ def _divisions(here: ShareHere, times_s: dict[int, float], replicas: int | None)
 
 def _without_times(
     bundle: Bundle, here: ShareHere, policy: Policy, replicas: int | None, threads: int | None
-) -> tuple[int, VariantChoice]:
+) -> tuple[int, choosing.VariantChoice]:
     number = replicas or max(1, here.units // (threads or 1))
     threads = threads or max(1, here.units // number)
-    choice = choose_variant(bundle, threads, policy, here.mechanism)
+    choice = choosing.choose_variant(bundle, threads, policy, here.mechanism)
     taken = f"{replicas_text(number)} of {threads_text(threads)} {_where(here)}, because the bundle has no times there"
     return number, replace(choice, reason=f"{choice.reason}; {taken}")
 
@@ -320,4 +312,4 @@ def _without_times(
 def _where(here: ShareHere) -> str:
     if here.quota is None:
         return f"on {units_text(here.units, here.unit)}"
-    return f"under a limit of {limit_text(here.quota)}"
+    return f"under a limit of {choosing.limit_text(here.quota)}"

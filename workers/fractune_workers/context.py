@@ -21,22 +21,9 @@ from rq.serializers import JSONSerializer
 
 from fractune_core import tracing
 from fractune_core.errors import BadModel, FractuneError, as_message
+from fractune_core.fleet import messages
 from fractune_core.fleet.blobs import add_signed_blob, get_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
-from fractune_core.fleet.messages import (
-    BUSY,
-    IDLE,
-    MOST_EVENT_BYTES,
-    BuildWork,
-    Event,
-    MeasureWork,
-    PieceDone,
-    RoundWork,
-    Work,
-    WorkerInfo,
-    WorkFailed,
-    cancelled_by,
-)
 from fractune_core.fleet.redis_names import BLOB_TTL_S, EVENT_FIELD, HANDLER, SERVER_STREAM, workload_blob
 from fractune_core.fleet.signed_messages import seal_event, seal_work
 from fractune_core.fleet.worker_entries import (
@@ -126,11 +113,11 @@ class WorkCounts:
         with self._lock:
             self._counts[CountKey(name, label, COUNT)] += count
 
-    def describe(self, info: WorkerInfo) -> WorkerInfo:
+    def describe(self, info: messages.WorkerInfo) -> messages.WorkerInfo:
         """The worker's entry with the present counts."""
         with self._lock:
             counts = [(*key, value) for key, value in self._counts.items()]
-            state, uptime_s = BUSY if self._busy else IDLE, time.monotonic() - self._began
+            state, uptime_s = messages.BUSY if self._busy else messages.IDLE, time.monotonic() - self._began
             return replace(info, state=state, uptime_s=uptime_s, counts=counts)
 
     def _note(self, name: str, label: str, secs: float) -> None:
@@ -159,17 +146,17 @@ class WorkerContext:
     """a folder of its own, removed when the worker ends"""
     counts: WorkCounts = field(default_factory=WorkCounts)
 
-    def is_obsolete(self, work: Work) -> bool:
+    def is_obsolete(self, work: messages.Work) -> bool:
         """True when a worker that died afterwards has delivered the work, or when its job was cancelled."""
         if is_marked(self.redis, DONE, work.work_id):
             _log.warning("%s %s is refused: it was delivered before, or withdrawn", work.task, work.work_id)
             return True
         return not self.is_wanted(work)
 
-    def is_wanted(self, work: Work) -> bool:
-        return not is_marked(self.redis, CANCELLED, cancelled_by(work))
+    def is_wanted(self, work: messages.Work) -> bool:
+        return not is_marked(self.redis, CANCELLED, messages.cancelled_by(work))
 
-    def hand_back(self, work: Work) -> None:
+    def hand_back(self, work: messages.Work) -> None:
         """Note that this worker ends without having done the work, and that the work is not the reason."""
         with contextlib.suppress(redis.RedisError):  # else it counts as a death, and work survives two deaths
             mark(self.redis, HANDED_BACK, work.work_id)
@@ -198,7 +185,7 @@ class WorkerContext:
     def meter(self) -> Meter:
         return Meter(lambda: self.core_locks.waited_s)
 
-    def transaction(self, work: Work, meter: Meter | None = None) -> ResultTransaction:
+    def transaction(self, work: messages.Work, meter: Meter | None = None) -> ResultTransaction:
         """Make it when the work begins, or pass a `meter` that runs since then: it reports the cost of the work."""
         return ResultTransaction(self, work, meter or self.meter())
 
@@ -206,38 +193,40 @@ class WorkerContext:
 class ResultTransaction:
     """The results of one piece of work, delivered in one transaction: all of them or none."""
 
-    def __init__(self, context: WorkerContext, work: Work, meter: Meter) -> None:
+    def __init__(self, context: WorkerContext, work: messages.Work, meter: Meter) -> None:
         self._context = context
         self._work = work
         self._meter = meter
         self._job_key = Job.key_for(work.work_id)
         self._pipe = context.redis.pipeline(transaction=True)
 
-    def event(self, stream: str, event: Event) -> None:
+    def event(self, stream: str, event: messages.Event) -> None:
         """Raises BadModel for an event that is too large: a model of very many operators."""
         sealed = seal_event(self._context.secret, event)
-        if len(sealed) > MOST_EVENT_BYTES:
+        if len(sealed) > messages.MOST_EVENT_BYTES:
             raise BadModel(
-                f"the result ({event.event}) has {len(sealed):,} bytes, and {MOST_EVENT_BYTES:,} is the limit; tune "
-                "a part of the model"
+                f"the result ({event.event}) has {len(sealed):,} bytes, and {messages.MOST_EVENT_BYTES:,} is the "
+                "limit; tune a part of the model"
             )
         self._pipe.xadd(stream, {EVENT_FIELD: sealed})
 
-    def events(self, stream: str, events: Iterable[Event]) -> None:
+    def events(self, stream: str, events: Iterable[messages.Event]) -> None:
         for event in events:
             self.event(stream, event)
 
-    def failure(self, kind: str, message: str) -> WorkFailed:
+    def failure(self, kind: str, message: str) -> messages.WorkFailed:
         """The event of a failure of the work; `kind` names the error's class."""
         work = self._work
-        round_id = work.round.id if isinstance(work, RoundWork) else ""
-        return WorkFailed(job=work.job, task=work.task, round_id=round_id, error=kind, message=as_message(message))
+        round_id = work.round.id if isinstance(work, messages.RoundWork) else ""
+        return messages.WorkFailed(
+            job=work.job, task=work.task, round_id=round_id, error=kind, message=as_message(message)
+        )
 
     def blob(self, name: str, payload: bytes, ttl_s: int = BLOB_TTL_S) -> None:
         """Put `payload`, signed, where the next worker finds it within `ttl_s` seconds."""
         add_signed_blob(self._pipe, self._context.secret, name, payload, ttl_s)
 
-    def enqueue(self, queue: str, work: BuildWork | MeasureWork) -> None:
+    def enqueue(self, queue: str, work: messages.BuildWork | messages.MeasureWork) -> None:
         rq_queue = Queue(queue, connection=self._context.redis, serializer=JSONSerializer)
         # The one call of RQ that leaves a transaction open for the other results.
         message = seal_work(self._context.secret, queue, tracing.with_parent(work))
@@ -256,9 +245,9 @@ class ResultTransaction:
         if not self._execute():
             _log.warning("%s %s was delivered by another worker", self._work.task, self._work.work_id)
 
-    def _piece_done(self) -> PieceDone:
+    def _piece_done(self) -> messages.PieceDone:
         work, spent, share = self._work, self._meter.read(), getattr(self._work, "share", "")
-        return PieceDone(work.work_id, work.job, work.task, share, *spent, time.time())
+        return messages.PieceDone(work.work_id, work.job, work.task, share, *spent, time.time())
 
     def _execute(self) -> bool:
         """Deliver once: when Redis refuses a command, the transaction has done nothing. It is tried again while Redis

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from fractune_core.cuda import MPS_PIPE_DIRECTORY, PROGRAM
 from fractune_workers.cuda.driver import DriverFailed
-from fractune_workers.gpu import mps_daemon
 from fractune_workers.gpu.mps_control import MpsControl
 from fractune_workers.gpu.nvml import Clocks, Gpu, NvmlFailed
 from tests.support.hardware import simulated_mps_control
@@ -60,7 +59,7 @@ def installed_program(text: str | None = None) -> Iterator[Path]:
 
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mps-")))
-        stack.enter_context(patch.object(mps_daemon, "daemon_folder", folder.joinpath))
+        stack.enter_context(patch("fractune_core.cuda.daemon_folder", folder.joinpath))
         program = folder / "bin" / PROGRAM
         program.parent.mkdir()
         program.write_text(text or simulated_program())

@@ -101,7 +101,7 @@ def test_of_two_workers_that_deliver_at_once_one_does(
 def test_a_result_beyond_the_limit_is_not_sent(
     connection: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(context_module, "MOST_EVENT_BYTES", 1000)
+    monkeypatch.setattr("fractune_core.fleet.messages.MOST_EVENT_BYTES", 1000)
     transaction = context_of(connection, tmp_path).transaction(WORK)
     transaction.event(SERVER_STREAM, FAILED)
     large = replace(FAILED, message="m" * 900)

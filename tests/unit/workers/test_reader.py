@@ -199,7 +199,7 @@ def test_a_death_is_not_blamed_for_the_memory_of_who_started_the_process(start: 
 
 def test_the_kernels_two_readings_of_a_peak_may_differ_a_little(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     held = bytearray(os.urandom(1) * (MEMORY_BYTES * 6 // 10))
-    monkeypatch.setattr(child_module, "own_peak_bytes", lambda: own_peak_bytes() - (1 << 20))
+    monkeypatch.setattr("fractune_core.host.limits.own_peak_bytes", lambda: own_peak_bytes() - (1 << 20))
     with pytest.raises(ChildDied, match="SIGABRT"):
         start().call("fill_and_end", 20, count=len(held[:1]), number=signal.SIGABRT)
 

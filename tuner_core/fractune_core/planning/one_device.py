@@ -17,16 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fractune_core.errors import FractuneError, PlanInfeasible
-from fractune_core.planning.devices import (
-    BY_NAME,
-    PLAIN,
-    PROFILES,
-    DeviceType,
-    Partitioning,
-    Profile,
-    least_wasteful,
-    placements,
-)
+from fractune_core.planning import devices
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart
 from fractune_core.planning.requests import PlanRequest
 from fractune_core.planning.speeds import ModelSpeeds
@@ -164,7 +155,7 @@ def _whole_ways(request: PlanRequest) -> list[Way]:
 def _choose(request: PlanRequest, speeds: Mapping[tuple[int, int], float]) -> _Chosen | None:
     """The units of each job for the highest STP; None where the jobs do not fit."""
     count, device = len(request.models), request.device
-    if device.partitioning is not Partitioning.MIG:
+    if device.partitioning is not devices.Partitioning.MIG:
         return _fill(speeds, count, device)
     sizes = {part.units for part in device.parts}
     best: _Chosen | None = None
@@ -195,7 +186,7 @@ def _assign(speeds: Mapping[tuple[int, int], float], parts: tuple[int, ...]) -> 
     return best(0, parts)
 
 
-def _fill(speeds: Mapping[tuple[int, int], float], count: int, device: DeviceType) -> _Chosen | None:
+def _fill(speeds: Mapping[tuple[int, int], float], count: int, device: devices.DeviceType) -> _Chosen | None:
     """The best length of the axis for each job, together at most the whole axis."""
 
     @functools.cache
@@ -214,11 +205,11 @@ def _fill(speeds: Mapping[tuple[int, int], float], count: int, device: DeviceTyp
 
 
 @functools.cache
-def _multisets(count: int) -> tuple[tuple[Profile, ...], ...]:
+def _multisets(count: int) -> tuple[tuple[devices.Profile, ...], ...]:
     """Every choice of `count` instances that one GPU can hold."""
-    kinds = [profile for profile in PROFILES if profile in PLAIN]
+    kinds = [profile for profile in devices.PROFILES if profile in devices.PLAIN]
     every = itertools.combinations_with_replacement(kinds, count)
-    return tuple(each for each in every if next(placements(each), None) is not None)
+    return tuple(each for each in every if next(devices.placements(each), None) is not None)
 
 
 def _placed(request: PlanRequest, ways: Mapping[tuple[int, int], Way], units: tuple[int, ...]) -> list[PlannedPart]:
@@ -226,8 +217,8 @@ def _placed(request: PlanRequest, ways: Mapping[tuple[int, int], Way], units: tu
     by_units = request.device.by_units
     jobs = sorted(range(len(units)), key=lambda job: -by_units[units[job]].length)
     places = (
-        least_wasteful(units)
-        if request.device.partitioning is Partitioning.MIG
+        devices.least_wasteful(units)
+        if request.device.partitioning is devices.Partitioning.MIG
         else _line_places(request.device, units)
     )
     found = []
@@ -238,7 +229,7 @@ def _placed(request: PlanRequest, ways: Mapping[tuple[int, int], Way], units: tu
     return found
 
 
-def _line_places(device: DeviceType, units: tuple[int, ...]) -> dict[int, list[int]]:
+def _line_places(device: devices.DeviceType, units: tuple[int, ...]) -> dict[int, list[int]]:
     """Beginnings of the parts by units, the longest part first."""
     places: dict[int, list[int]] = {}
     at = 0
@@ -252,8 +243,8 @@ def _no_room(request: PlanRequest) -> str:
     """The message for jobs that do not fit: it names the job that would have to go."""
     device, count = request.device, len(request.models)
     most = device.length // min(part.length for part in device.parts)
-    if device.partitioning is Partitioning.MIG:
-        most = BY_NAME["1g"].at_most
+    if device.partitioning is devices.Partitioning.MIG:
+        most = devices.BY_NAME["1g"].at_most
     if count > most:
         limit = f"{device.name} by {device.partitioning}, which has at most {most} parts"
         return f"{count} jobs for one {limit}; leave some out"

@@ -14,21 +14,8 @@ from collections.abc import Callable
 import redis
 
 from fractune_core.errors import BadModel, FractuneError, JobFailed, RedisGone, StateUnusable
+from fractune_core.fleet import messages
 from fractune_core.fleet.marks import drop_old_marks
-from fractune_core.fleet.messages import (
-    WORK_KINDS,
-    Compiled,
-    Event,
-    Ingested,
-    Measured,
-    ModelTimed,
-    Proposed,
-    RoofMeasured,
-    RoundWork,
-    SearchForgotten,
-    Work,
-    WorkFailed,
-)
 from fractune_core.fleet.redis_connection import check_clock
 from fractune_core.fleet.redis_names import bundle_blob, model_blob, tuner_stream
 from fractune_core.jobs import JobState
@@ -68,7 +55,7 @@ class Engine:
     ) -> None:
         self._context = context
         self._instruments = context.instruments
-        for kind in WORK_KINDS:  # 0 from the start: Prometheus sees no increase in a series that begins with 1
+        for kind in messages.WORK_KINDS:  # 0 from the start: Prometheus sees no increase in a series that begins with 1
             self._instruments.given_up.labels(kind)
             for loss in Loss:
                 self._instruments.requeued.labels(kind, loss.value)
@@ -168,20 +155,20 @@ class Engine:
                 each.take_trial(arrival.record)
             self._tune.take_fast_kernel(arrival.record, self._jobs.all())
         event = arrival.event
-        if isinstance(event, RoofMeasured):
+        if isinstance(event, messages.RoofMeasured):
             self._tune.take_roof(event, self._jobs.all())
-        elif isinstance(event, Measured):
+        elif isinstance(event, messages.Measured):
             self._rounds.take_record(event.record, event.round_id)
-        elif isinstance(event, Proposed):
+        elif isinstance(event, messages.Proposed):
             self._tune.take_proposed(event)
-        elif isinstance(event, SearchForgotten):
+        elif isinstance(event, messages.SearchForgotten):
             self._tune.take_forgotten(event)
-        elif isinstance(event, WorkFailed) and event.round_id:
+        elif isinstance(event, messages.WorkFailed) and event.round_id:
             self._take_failed_round(event)
         else:
             self._take_for_job(event)
 
-    def _take_failed_round(self, event: WorkFailed) -> None:
+    def _take_failed_round(self, event: messages.WorkFailed) -> None:
         """Other rounds replace a lost one. If validations keep failing, their jobs end with the error."""
         live = self._rounds.get(event.round_id)
         if live is None:
@@ -195,7 +182,7 @@ class Engine:
             except FractuneError as error:
                 self._jobs.fail(job, error)
 
-    def _take_for_job(self, event: Event) -> None:
+    def _take_for_job(self, event: messages.Event) -> None:
         job = self._jobs.get(event.job)
         if job is None:
             self._take_without_job(event)
@@ -205,30 +192,30 @@ class Engine:
         except FractuneError as error:
             self._jobs.fail(job, error)
 
-    def _take_for(self, job: ActiveJob, event: Event) -> None:
+    def _take_for(self, job: ActiveJob, event: messages.Event) -> None:
         state = job.stored.state
-        if isinstance(event, Ingested):
+        if isinstance(event, messages.Ingested):
             self._ingest.save(ingest_key(job.stored), event)
-        elif isinstance(event, Compiled) and state is JobState.COMPILING:
+        elif isinstance(event, messages.Compiled) and state is JobState.COMPILING:
             self._publish.take_compiled(job, event)
-        elif isinstance(event, ModelTimed) and state is JobState.TIMING:
+        elif isinstance(event, messages.ModelTimed) and state is JobState.TIMING:
             self._publish.take_timed(job, event)
-        elif isinstance(event, WorkFailed) and event.task in ("ingest", "compile", "time_model"):
+        elif isinstance(event, messages.WorkFailed) and event.task in ("ingest", "compile", "time_model"):
             raise reported_error(event)
 
-    def _take_without_job(self, event: Event) -> None:
+    def _take_without_job(self, event: messages.Event) -> None:
         """Apply an ingest that a call waits for, or release what arrived too late for its job."""
-        if isinstance(event, Ingested):
+        if isinstance(event, messages.Ingested):
             key = self._context.model_ingests.take(event.job)
             if key is not None:
                 self._save_for_call(key, event)
                 self._jobs.release([model_blob(key.tenant, key.model)])
-        elif isinstance(event, Compiled):
+        elif isinstance(event, messages.Compiled):
             self._jobs.release([bundle_blob(event.bundle)])
-        elif isinstance(event, WorkFailed):
+        elif isinstance(event, messages.WorkFailed):
             self._context.model_ingests.fail(event)
 
-    def _save_for_call(self, key: IngestKey, event: Ingested) -> None:
+    def _save_for_call(self, key: IngestKey, event: messages.Ingested) -> None:
         """Raises StateUnusable: the server cannot continue without its state. Other errors are the caller's."""
         try:
             self._ingest.save(key, event)
@@ -339,14 +326,14 @@ class Engine:
         _log.warning("the work of job %s is in no queue; requesting it again", job.id)
         job.requested.clear()
 
-    def _note_requeued(self, work: Work, loss: Loss) -> None:
+    def _note_requeued(self, work: messages.Work, loss: Loss) -> None:
         self._instruments.requeued.labels(work.task, loss.value).inc()
 
-    def _give_up(self, work: Work) -> None:
+    def _give_up(self, work: messages.Work) -> None:
         self._instruments.given_up.labels(work.task).inc()
         if work.task == "ingest":
             self._context.model_ingests.fail(_ingest_given_up(work))
-        live = self._rounds.get(work.round.id) if isinstance(work, RoundWork) else None
+        live = self._rounds.get(work.round.id) if isinstance(work, messages.RoundWork) else None
         place = None if live is None else RoundPlace(live.device, live.stored.granted)
         write_dead_letters(self._context.redis, self._context.secret, work, place)
 
@@ -359,6 +346,6 @@ def _gone(error: redis.RedisError, patience_s: float) -> str:
     return f"Redis {problem} for {patience_s:g} s ({error}); committed results are kept: {remedy}"
 
 
-def _ingest_given_up(work: Work) -> WorkFailed:
+def _ingest_given_up(work: messages.Work) -> messages.WorkFailed:
     message = "every worker that read this model died; see their logs"
-    return WorkFailed(job=work.job, task=work.task, error=BadModel.__name__, message=message)
+    return messages.WorkFailed(job=work.job, task=work.task, error=BadModel.__name__, message=message)

@@ -12,17 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fractune_core.fleet import messages
 from fractune_core.fleet.blobs import drop_blobs
-from fractune_core.fleet.messages import (
-    BuildWork,
-    BuiltItem,
-    CandidateItem,
-    Measured,
-    Proposed,
-    SearchWork,
-    TargetOperator,
-    WorkRound,
-)
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, tuner_stream
 from fractune_core.names import digest_of
 from fractune_core.records import Kind, Status, TuningRecord, record_id
@@ -227,7 +218,7 @@ class Rounds:
             self._add(live)
             self._cancel_unless_handed_out(live)
 
-    def start(self, live: LiveRound, queue: str, works: Sequence[SearchWork | BuildWork]) -> None:
+    def start(self, live: LiveRound, queue: str, works: Sequence[messages.SearchWork | messages.BuildWork]) -> None:
         """Hand out the works of a round and charge the job that requested it. The first work has the round's id.
 
         Raises StateUnusable if another server has taken over; then nothing is handed out. Raises redis.RedisError;
@@ -283,9 +274,9 @@ class Rounds:
         refused: Counter[str] = Counter()
         for arrival in arrivals:
             event = arrival.event
-            if isinstance(event, Proposed):
+            if isinstance(event, messages.Proposed):
                 proposed.setdefault(event.round_id, set(event.candidates))
-            if not isinstance(event, Measured) or arrival.replayed or self._is_requested(event, proposed):
+            if not isinstance(event, messages.Measured) or arrival.replayed or self._is_requested(event, proposed):
                 kept.append(arrival)
             else:
                 refused[event.job] += 1
@@ -294,7 +285,7 @@ class Rounds:
                 _log.info("dropped %d results of job %s: no round waits for them", count, job)
         return kept
 
-    def _is_requested(self, event: Measured, proposed: Mapping[str, Collection[str]]) -> bool:
+    def _is_requested(self, event: messages.Measured, proposed: Mapping[str, Collection[str]]) -> bool:
         live = self._live.get(event.round_id)
         return live is not None and live.requested(event.record, proposed.get(live.id, ()))
 
@@ -400,21 +391,23 @@ def _compiler_of(record: TuningRecord) -> dict[str, str]:
     return {name: version for name, version in record.versions.items() if name == "compiler"}
 
 
-def _further_work(live: LiveRound, *, at_front: bool) -> BuildWork:
+def _further_work(live: LiveRound, *, at_front: bool) -> messages.BuildWork:
     """The work of a round that continues at further shares, with the builds for the first shares."""
     records = [live.ran[name] for name in live.stored.candidates or ()]
     some = records[0]
-    operator = TargetOperator(some.workload_hash, some.operator, some.target, some.target_key)
-    return BuildWork(
+    operator = messages.TargetOperator(some.workload_hash, some.operator, some.target, some.target_key)
+    return messages.BuildWork(
         work_id=f"{live.id}-{digest_of(*live.stored.granted)}",
         job=live.stored.job,
         tenant=live.tenant,
-        round=WorkRound(live.id, live.key.namespace, operator, at_front),
+        round=messages.WorkRound(live.id, live.key.namespace, operator, at_front),
         purpose=live.stored.kind,
         device_key=live.device.key,
         shares=list(live.stored.granted),
         candidates=[
-            CandidateItem(each.candidate_id, each.trace, BuiltItem(each.build_secs, _compiler_of(each)))
+            messages.CandidateItem(
+                each.candidate_id, each.trace, messages.BuiltItem(each.build_secs, _compiler_of(each))
+            )
             for each in records
         ],
         reply=tuner_stream(live.stored.instance),

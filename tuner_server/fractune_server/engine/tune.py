@@ -11,20 +11,7 @@ from itertools import zip_longest
 from math import isfinite
 
 from fractune_core.analysis.roofline import Roof, raised
-from fractune_core.fleet.messages import (
-    BuildWork,
-    CandidateItem,
-    PastTrial,
-    Proposed,
-    RoofMeasured,
-    SearchForgotten,
-    SearchOpening,
-    SearchWork,
-    WorkerInfo,
-    WorkFailed,
-    WorkRound,
-    build_batch,
-)
+from fractune_core.fleet import messages
 from fractune_core.fleet.redis_names import BUILD_QUEUE, tune_queue, tuner_stream
 from fractune_core.jobs import JobState
 from fractune_core.records import Kind, TuningRecord
@@ -33,14 +20,7 @@ from fractune_core.targets import with_cores
 from fractune_core.tracing import log_fields
 from fractune_server.engine.active_job import ActiveJob, kernel_share_notes
 from fractune_server.engine.rounds import LiveRound, Rounds
-from fractune_server.scheduler.allocation import (
-    FIRST_ROUND,
-    Budget,
-    OperatorPlan,
-    joint_times,
-    left_to_gain,
-    next_round,
-)
+from fractune_server.scheduler import allocation
 from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.scheduler.finalists import TRIALS_AT_LEAST, choose_donors, operator_kind
 from fractune_server.store.records.log import LogKey
@@ -76,7 +56,7 @@ class TunePhase:
         self._instances: dict[str, Instance] = {}
         self._offered: set[tuple[str, str]] = set()
         """device key and share of the live measuring workers"""
-        self._enough = FIRST_ROUND
+        self._enough = allocation.FIRST_ROUND
         """candidates in progress that keep an instance's builders busy, so that it need not search yet"""
 
     def begin(self, job: ActiveJob) -> None:
@@ -97,7 +77,7 @@ class TunePhase:
         plans = list(job.plans.values())
         if any(plan.in_flight for plan in plans) or self._waits(job):
             return
-        if job.remaining and (any(plan.busy for plan in plans) or next_round(plans, job.budget, job.gained)):
+        if job.remaining and (any(plan.busy for plan in plans) or allocation.next_round(plans, job.budget, job.gained)):
             return
         if not job.time_is_up:
             job.stored.progress.saved = job.budget.saved(plans, job.gained)
@@ -106,7 +86,7 @@ class TunePhase:
         self._rounds.leave(job)
         job.enter(JobState.VALIDATING)
 
-    def take_proposed(self, event: Proposed) -> None:
+    def take_proposed(self, event: messages.Proposed) -> None:
         """Note the candidates of a search. A second answer to one round changes nothing."""
         live = self._rounds.get(event.round_id)
         if live is None or live.proposed:
@@ -123,14 +103,14 @@ class TunePhase:
         if found:  # else the instance has proposed the candidates for another device
             self._store.spaces.add(key, len(found))
 
-    def take_forgotten(self, event: SearchForgotten) -> None:
+    def take_forgotten(self, event: messages.SearchForgotten) -> None:
         """The instance has lost the search and proposed nothing: the next round sends it what the log holds."""
         live = self._rounds.get(event.round_id)
         if live is not None and not live.proposed:
             _log.info("tuner instance %s has lost its search; round %s ends", live.stored.instance, live.id)
             self._rounds.end(live)
 
-    def take_roof(self, event: RoofMeasured, jobs: Collection[ActiveJob]) -> None:
+    def take_roof(self, event: messages.RoofMeasured, jobs: Collection[ActiveJob]) -> None:
         """Store the roof of a share, and update the jobs on the device."""
         self._raise_roof(event.device_key, event.share_key, Roof.from_json(event.roof), jobs)
 
@@ -152,7 +132,7 @@ class TunePhase:
             if job.stored.device.key == device_key:
                 job.load_roofs(self._store)
 
-    def take_failed(self, live: LiveRound, event: WorkFailed) -> None:
+    def take_failed(self, live: LiveRound, event: messages.WorkFailed) -> None:
         """The search, a build or a measurement of a round ended without a result."""
         for job in live.subscribers.values():
             job.search_failed(live.stored.workload_hash, event.message)
@@ -168,7 +148,7 @@ class TunePhase:
             self._rounds.owners.drop(gone)
         for name, worker in present.items():
             self._instances.setdefault(name, Instance(name, worker.started_at))
-        self._enough = FIRST_ROUND * max(1, len(fleet.of_role(BUILD)) // max(1, len(present)))
+        self._enough = allocation.FIRST_ROUND * max(1, len(fleet.of_role(BUILD)) // max(1, len(present)))
         self._offered = {(held.device.key, held.granted.share) for held in fleet.offers}
         for live in self._rounds.trials():
             if not live.proposed and (live.stored.instance in gone or live.stored.instance not in present):
@@ -178,7 +158,7 @@ class TunePhase:
 
     # ---- rounds in progress ---------------------------------------------------------------------
 
-    def _count_for(self, job: ActiveJob, plan: OperatorPlan) -> None:
+    def _count_for(self, job: ActiveJob, plan: allocation.OperatorPlan) -> None:
         """Count the rounds in progress of the operator, requested by any job."""
         rounds = self._rounds.trials_for(job.log_key(plan.workload_hash))
         awaited = self._awaited(job) if rounds else ()
@@ -249,7 +229,7 @@ class TunePhase:
             if not self._has_room(instance, job, awaited):
                 continue
             allowed = partial(self._may_search, job, instance)
-            found = next_round(list(job.plans.values()), self._limits(job, jobs), job.gained, allowed)
+            found = allocation.next_round(list(job.plans.values()), self._limits(job, jobs), job.gained, allowed)
             if found is not None:
                 if not self._start(job, jobs, instance, *found).proposed:
                     free.remove(instance)
@@ -257,11 +237,11 @@ class TunePhase:
                 return True
         return False
 
-    def _limits(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> Budget:
+    def _limits(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> allocation.Budget:
         """The job's budget. Rounds are small while a job that is behind wants more, but cannot use the fleet now."""
         behind = (each for each in jobs if self._fair_queue.is_behind(each.claimant, job.claimant))
         if any(map(self._wants_more, behind)):
-            return replace(job.budget, round_size=min(job.budget.round_size, FIRST_ROUND))
+            return replace(job.budget, round_size=min(job.budget.round_size, allocation.FIRST_ROUND))
         return job.budget
 
     def _wants_more(self, job: ActiveJob) -> bool:
@@ -281,12 +261,12 @@ class TunePhase:
         """Whether all jobs that wait for the round are ahead of this one."""
         return all(self._fair_queue.is_behind(job.claimant, each.claimant) for each in live.subscribers.values())
 
-    def _may_search(self, job: ActiveJob, instance: Instance, plan: OperatorPlan) -> bool:
+    def _may_search(self, job: ActiveJob, instance: Instance, plan: allocation.OperatorPlan) -> bool:
         """Whether no other instance knows the operator's search."""
         return self._rounds.owners.may_search(job.log_key(plan.workload_hash).search, instance.name)
 
     def _start(
-        self, job: ActiveJob, jobs: Collection[ActiveJob], instance: Instance, plan: OperatorPlan, count: int
+        self, job: ActiveJob, jobs: Collection[ActiveJob], instance: Instance, plan: allocation.OperatorPlan, count: int
     ) -> LiveRound:
         """Start a round for the job and for all others that can use it.
 
@@ -309,13 +289,13 @@ class TunePhase:
             self._rounds.start(live, tune_queue(instance.name), [self._search_work(job, live, instance)])
         return live
 
-    def _build_works(self, job: ActiveJob, live: LiveRound, traces: Mapping[str, str]) -> list[BuildWork]:
+    def _build_works(self, job: ActiveJob, live: LiveRound, traces: Mapping[str, str]) -> list[messages.BuildWork]:
         """Build work for candidates that the log holds at some of the job's shares, for its other shares."""
         names = live.stored.candidates or []
         of = self._work_round(job, live)
-        batch = build_batch(live.key.target_key)
+        batch = messages.build_batch(live.key.target_key)
         return [
-            BuildWork(
+            messages.BuildWork(
                 work_id=f"{live.id}-{start}" if start else live.id,
                 job=job.id,
                 tenant=job.stored.tenant,
@@ -323,16 +303,16 @@ class TunePhase:
                 purpose=Kind.TRIAL,
                 device_key=live.device.key,
                 shares=list(live.stored.granted),
-                candidates=[CandidateItem(name, traces[name]) for name in names[start : start + batch]],
+                candidates=[messages.CandidateItem(name, traces[name]) for name in names[start : start + batch]],
                 reply=tuner_stream(live.stored.instance),
             )
             for start in range(0, len(names), batch)
         ]
 
-    def _search_work(self, job: ActiveJob, live: LiveRound, instance: Instance) -> SearchWork:
+    def _search_work(self, job: ActiveJob, live: LiveRound, instance: Instance) -> messages.SearchWork:
         searched = live.key.search
         new = self._rounds.owners.give(searched, instance.name)
-        return SearchWork(
+        return messages.SearchWork(
             work_id=live.id,
             job=job.id,
             tenant=job.stored.tenant,
@@ -347,15 +327,15 @@ class TunePhase:
             opening=self._opening(job, live) if new else None,
         )
 
-    def _opening(self, job: ActiveJob, live: LiveRound) -> SearchOpening:
+    def _opening(self, job: ActiveJob, live: LiveRound) -> messages.SearchOpening:
         """The log's knowledge of the operator; schedules of donors only while the operator has few trials."""
         plan, operator = job.plans[live.key.workload_hash], job.operator(live.key.workload_hash)
         known = self._times(live)
         is_new = plan.complete < TRIALS_AT_LEAST
         donated = self._transferred(live.key, plan, operator.name, job.stored.tenant) if is_new else []
-        return SearchOpening(self._history(live, known), list(known), donated)
+        return messages.SearchOpening(self._history(live, known), list(known), donated)
 
-    def _work_round(self, job: ActiveJob, live: LiveRound) -> WorkRound:
+    def _work_round(self, job: ActiveJob, live: LiveRound) -> messages.WorkRound:
         """The target has the cores of the largest share, like the target of a job at all shares."""
         cores = max((each.units for each in live.stored.granted.values() if each.kind.device_kind == CPU), default=0)
         target, at_front = with_cores(job.stored.target, cores), self._rounds.goes_first(job)
@@ -370,20 +350,20 @@ class TunePhase:
                 times.setdefault(row.candidate_id, {})[shares[row.share_key]] = row.ranking_median_s
         return times
 
-    def _history(self, live: LiveRound, times: Mapping[str, Mapping[str, float]]) -> list[PastTrial]:
+    def _history(self, live: LiveRound, times: Mapping[str, Mapping[str, float]]) -> list[messages.PastTrial]:
         """The fastest candidates that were measured at all shares, and some that failed."""
-        joint = joint_times(times, list(live.stored.granted))
+        joint = allocation.joint_times(times, list(live.stored.granted))
         best = sorted((name for name, secs in joint.items() if secs), key=lambda name: joint[name])[:_HISTORY]
         failed = [name for name, secs in joint.items() if not secs][:_HISTORY]
         traces = self._store.log.traces(live.key.search, best + failed)
         return [
-            PastTrial(
+            messages.PastTrial(
                 name, traces[name], {share: secs if isfinite(secs) else 0.0 for share, secs in times[name].items()}
             )
             for name in best + failed
         ]
 
-    def _transferred(self, key: LogKey, plan: OperatorPlan, operator: str, tenant: str) -> list[str]:
+    def _transferred(self, key: LogKey, plan: allocation.OperatorPlan, operator: str, tenant: str) -> list[str]:
         """The donors' fastest traces: first the fastest of each donor, then the second of each."""
         known = self._store.log.donors(key, operator_kind(operator), tenant)
         by_donor = [
@@ -416,12 +396,14 @@ def _note_unused_trials(job: ActiveJob) -> None:
     """Say why a job ends its search before it has the planned trials."""
     plans = list(job.plans.values())
     if job.stored.progress.saved and job.budget.is_needless(plans):
-        job.note(f"nothing left to gain: further trials could save {left_to_gain(plans):.1%} of the time at most")
+        job.note(
+            f"nothing left to gain: further trials could save {allocation.left_to_gain(plans):.1%} of the time at most"
+        )
         return
     unused = job.remaining - job.stored.progress.saved
     if unused > 0 and not any(plan.given_up for plan in job.plans.values()):
         job.note(f"{unused} trials are not used: the operators have no further candidates, or are at their limit")
 
 
-def _same(known: Instance, worker: WorkerInfo | None) -> bool:
+def _same(known: Instance, worker: messages.WorkerInfo | None) -> bool:
     return worker is not None and worker.started_at == known.started_at

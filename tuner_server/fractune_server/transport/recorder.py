@@ -21,26 +21,7 @@ from fractune_core.analysis.inside import Inside
 from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.plain_json import checked, to_dict
 from fractune_core.errors import BadModel, FractuneError
-from fractune_core.fleet.messages import (
-    EVENT_BY_KIND,
-    Event,
-    Ingested,
-    Measured,
-    ModelTimed,
-    PieceDone,
-    RoofMeasured,
-    WorkFailed,
-)
-from fractune_core.fleet.redis_names import (
-    CLOCK_TOLERANCE_S,
-    EVENT_FIELD,
-    RECORDER,
-    REPLAYED_FIELD,
-    SERVER_STREAM,
-    STREAMS,
-    TUNER,
-    tuner_stream,
-)
+from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.signed_messages import Unsigned, open_event, open_replayed
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.operators import check_operator
@@ -74,14 +55,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arrival:
-    event: Event
+    event: messages.Event
     replayed: bool = False
     """an operator has replayed it, so it counts although its round has ended"""
 
     @property
     def record(self) -> TuningRecord | None:
         """Of a measurement."""
-        return self.event.record if isinstance(self.event, Measured) else None
+        return self.event.record if isinstance(self.event, messages.Measured) else None
 
 
 @dataclass(frozen=True)
@@ -131,7 +112,7 @@ class Recorder:
         if not recovering and not any(batch.entries.values()):
             batch = self._decode(self._read(streams, ">", block_ms or None))
         records = [arrival.record for arrival in batch.arrivals if arrival.record is not None]
-        pieces = [arrival.event for arrival in batch.arrivals if isinstance(arrival.event, PieceDone)]
+        pieces = [arrival.event for arrival in batch.arrivals if isinstance(arrival.event, messages.PieceDone)]
         if records or pieces:
             began = time.time()
             self._log.add(records, pieces)
@@ -150,7 +131,7 @@ class Recorder:
             return []
         with self._redis.pipeline(transaction=False) as pipe:
             for stream, entries in held.items():
-                pipe.xack(stream, RECORDER, *entries)
+                pipe.xack(stream, redis_names.RECORDER, *entries)
             pipe.time()
             secs, micros = pipe.execute()[-1]
         now = secs + micros / 1e6
@@ -174,34 +155,38 @@ class Recorder:
 
     def leave(self, stream: str) -> None:
         """Remove a stream that no worker writes to any more."""
-        self._redis.srem(STREAMS, stream)
+        self._redis.srem(redis_names.STREAMS, stream)
         self._redis.delete(stream)
         self._joined.discard(stream)
         self._expected.discard(stream)
 
     def _join_streams(self) -> list[str]:
-        names = readable_names(cast("set[bytes]", self._redis.smembers(STREAMS)), STREAMS)
-        streams = sorted({SERVER_STREAM, *names, *self._expected})
+        names = readable_names(cast("set[bytes]", self._redis.smembers(redis_names.STREAMS)), redis_names.STREAMS)
+        streams = sorted({redis_names.SERVER_STREAM, *names, *self._expected})
         for stream in streams:
             if stream not in self._joined:
                 self._join(stream)
         return streams
 
     def _join(self, stream: str) -> None:
-        for group in (RECORDER,) if stream == SERVER_STREAM else (RECORDER, TUNER):
+        for group in (
+            (redis_names.RECORDER,)
+            if stream == redis_names.SERVER_STREAM
+            else (redis_names.RECORDER, redis_names.TUNER)
+        ):
             try:
                 self._redis.xgroup_create(stream, group, id="0", mkstream=True)
             except ResponseError as error:
                 if "BUSYGROUP" not in str(error):
                     raise
-        if stream != SERVER_STREAM:
-            self._redis.sadd(STREAMS, stream)
+        if stream != redis_names.SERVER_STREAM:
+            self._redis.sadd(redis_names.STREAMS, stream)
         self._joined.add(stream)
 
     def _read(self, streams: Sequence[str], start: str, block_ms: int | None) -> Mapping[str, Any]:
         try:
             reply = self._reader.xreadgroup(
-                RECORDER, _CONSUMER, dict.fromkeys(streams, start), count=_BATCH, block=block_ms
+                redis_names.RECORDER, _CONSUMER, dict.fromkeys(streams, start), count=_BATCH, block=block_ms
             )
         except ResponseError as error:
             if "NOGROUP" in str(error):  # Redis came back empty
@@ -222,9 +207,9 @@ class Recorder:
 
     def _arrivals(self, place: str, fields: Mapping[bytes, bytes]) -> list[Arrival]:
         """The event in a stream's entry; none if the entry was trimmed while it was pending."""
-        replayed = fields.get(REPLAYED_FIELD.encode())
+        replayed = fields.get(redis_names.REPLAYED_FIELD.encode())
         if replayed is None:
-            message = fields.get(EVENT_FIELD.encode())
+            message = fields.get(redis_names.EVENT_FIELD.encode())
             return [] if message is None else self._open(place, message)
         try:
             message, age_s = open_replayed(self._secret, replayed)
@@ -232,7 +217,7 @@ class Recorder:
             self._set_aside(place, replayed, str(error))
             return []
         # Else a writer in Redis could repeat it forever.
-        if not -CLOCK_TOLERANCE_S <= age_s <= _REPLAY_MAX_AGE_S:
+        if not -redis_names.CLOCK_TOLERANCE_S <= age_s <= _REPLAY_MAX_AGE_S:
             wrong = "is dated in the future" if age_s < 0 else f"is older than {_REPLAY_MAX_AGE_S / 3600:g} h"
             self._set_aside(place, message, f"its replay {wrong}; replay it again")
             return []
@@ -274,7 +259,7 @@ def _without_retries(redis: Redis) -> Redis:
 def _trace(arrivals: Iterable[Arrival], began: float) -> None:
     """A span for each batch of measurements with records in this commit."""
     events = (arrival.event for arrival in arrivals)
-    batches = Counter((event.job, event.traceparent) for event in events if isinstance(event, Measured))
+    batches = Counter((event.job, event.traceparent) for event in events if isinstance(event, messages.Measured))
     ended = time.time()
     for (job, measured), records in batches.items():
         tracing.note(tracing.RECORD, measured, job, began, ended, records=records)
@@ -300,7 +285,7 @@ def _lost(event: Mapping[str, Any], error: Exception) -> list[Arrival]:
     task = _task_of(event)
     if "job" not in event or ("round_id" not in event and task not in _SINGLE_WORK):
         return []
-    failed = WorkFailed(
+    failed = messages.WorkFailed(
         job=str(event["job"]),
         task=task,
         round_id=str(event.get("round_id", "")),
@@ -327,29 +312,29 @@ def read_event(event: Mapping[str, Any]) -> Arrival:
         raise Unreadable(str(error)) from error
 
 
-def _read(written: Mapping[str, Any]) -> Event:
-    kind = EVENT_BY_KIND.get(checked(_AnyEvent, written).event)
+def _read(written: Mapping[str, Any]) -> messages.Event:
+    kind = messages.EVENT_BY_KIND.get(checked(_AnyEvent, written).event)
     if kind is None:
         raise ValueError(f"no event is called '{written['event']}'")
-    event: Event = checked(kind, written)
+    event: messages.Event = checked(kind, written)
     match event:
-        case Measured():
+        case messages.Measured():
             check_measured(event.record)
-        case PieceDone():
+        case messages.PieceDone():
             _check_amounts((event.worked_s, event.cpu_s, event.ended_at))
-        case RoofMeasured():
+        case messages.RoofMeasured():
             _check_amounts(to_dict(Roof.from_json(event.roof)).values())
-        case Ingested():
+        case messages.Ingested():
             read_attributes(event.target)
             for item in event.operators:
                 check_operator(item.name, item.weight, item.flops, item.io_bytes)
                 check_workload(item.workload_hash, item.workload)
-        case ModelTimed():
+        case messages.ModelTimed():
             _check_timed(event)
     return event
 
 
-def _check_timed(event: ModelTimed) -> None:
+def _check_timed(event: messages.ModelTimed) -> None:
     """Raises ValueError for times without the untuned variant's or its operators', with which each job compares, and
     for what cannot be a time.
     """
@@ -385,8 +370,8 @@ def trim(redis: Redis, recorder: Recorder, alive: Collection[str], needed: Colle
 
     It takes three round trips, and a few more for each stream that may be removed.
     """
-    keep = {tuner_stream(instance) for instance in (*alive, *needed)} | {SERVER_STREAM}
-    reading = {tuner_stream(instance) for instance in alive}
+    keep = {redis_names.tuner_stream(instance) for instance in (*alive, *needed)} | {redis_names.SERVER_STREAM}
+    reading = {redis_names.tuner_stream(instance) for instance in alive}
     groups = _groups(redis, sorted(recorder.streams))
     for stream in groups.keys() - keep:
         if _drained(redis, stream, groups[stream]):
@@ -397,7 +382,7 @@ def trim(redis: Redis, recorder: Recorder, alive: Collection[str], needed: Colle
         (stream, group)
         for stream, found in groups.items()
         for group in found
-        if text(group["name"]) == RECORDER or stream in reading
+        if text(group["name"]) == redis_names.RECORDER or stream in reading
     ]
     done: dict[str, bytes | str] = {}
     for (stream, _), entry in zip(counting, _first_unacknowledged(redis, counting), strict=True):
@@ -429,7 +414,7 @@ def _first_unacknowledged(redis: Redis, counting: Sequence[tuple[str, dict[str, 
 
 
 def _drained(redis: Redis, stream: str, groups: list[dict[str, Any]]) -> bool:
-    recorder = next(group for group in groups if text(group["name"]) == RECORDER)
+    recorder = next(group for group in groups if text(group["name"]) == redis_names.RECORDER)
     last = redis.xinfo_stream(stream)["last-generated-id"]
     return not recorder["pending"] and text(recorder["last-delivered-id"]) == text(last)
 

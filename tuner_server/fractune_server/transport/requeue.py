@@ -16,18 +16,8 @@ from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, WorkerStatus
 
+from fractune_core.fleet import messages
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark, unmark
-from fractune_core.fleet.messages import (
-    BuildWork,
-    Event,
-    Measured,
-    MeasureWork,
-    RoundWork,
-    Work,
-    WorkFailed,
-    cancelled_by,
-    work_record,
-)
 from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status
@@ -79,8 +69,8 @@ class Requeuer:
         self,
         redis: Redis,
         queues: WorkQueues,
-        give_up: Callable[[Work], None],
-        requeued: Callable[[Work, Loss], object] = lambda _work, _loss: None,
+        give_up: Callable[[messages.Work], None],
+        requeued: Callable[[messages.Work, Loss], object] = lambda _work, _loss: None,
     ) -> None:
         self._redis = redis
         self._queues = queues
@@ -157,9 +147,9 @@ class Requeuer:
             with log_fields(job=work.job, work=work.work_id):
                 self._give_again(queue, job, work, loss, reason)
 
-    def _give_again(self, queue: Queue, job: Job, work: Work, loss: Loss, reason: str) -> None:
+    def _give_again(self, queue: Queue, job: Job, work: messages.Work, loss: Loss, reason: str) -> None:
         """Requeue the work, or give it up. Work that was not begun or was handed back has killed no worker."""
-        if is_marked(self._redis, CANCELLED, cancelled_by(work)):
+        if is_marked(self._redis, CANCELLED, messages.cancelled_by(work)):
             delete(job)
             return
         handed_back = unmark(self._redis, HANDED_BACK, work.work_id)
@@ -176,7 +166,7 @@ class Requeuer:
             pipe.execute()
         self._requeued(work, Loss.HANDED_BACK if handed_back else loss)
 
-    def _divide_or_give_up(self, queue: Queue, job: Job, work: Work, reason: str) -> None:
+    def _divide_or_give_up(self, queue: Queue, job: Job, work: messages.Work, reason: str) -> None:
         pieces = _alone(work)
         for piece in pieces:
             self._queues.enqueue(queue.name, piece, at_front=True)
@@ -196,12 +186,16 @@ def _deaths(job: Job) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _alone(work: Work) -> list[Work]:
+def _alone(work: messages.Work) -> list[messages.Work]:
     """A batch of trials in pieces of one candidate, so that none is blamed for another.
 
     Empty for a batch of one, and for work that cannot be divided, such as finalists, which are timed interleaved.
     """
-    if not isinstance(work, BuildWork | MeasureWork) or work.purpose is not Kind.TRIAL or len(work.candidates) == 1:
+    if (
+        not isinstance(work, messages.BuildWork | messages.MeasureWork)
+        or work.purpose is not Kind.TRIAL
+        or len(work.candidates) == 1
+    ):
         return []
     whole: Any = work
     return [
@@ -269,15 +263,15 @@ class RoundPlace:
     """by share as text"""
 
 
-def write_dead_letters(redis: Redis, secret: bytes, work: Work, place: RoundPlace | None) -> None:
+def write_dead_letters(redis: Redis, secret: bytes, work: messages.Work, place: RoundPlace | None) -> None:
     """Send failed results for the work, through the results streams like all results.
 
     `place`: of the work's round; None if the round has ended, or the work has none.
     """
-    if isinstance(work, RoundWork) and place is None:
+    if isinstance(work, messages.RoundWork) and place is None:
         return
     with redis.pipeline() as pipe:
-        if place is not None and isinstance(work, BuildWork | MeasureWork):
+        if place is not None and isinstance(work, messages.BuildWork | messages.MeasureWork):
             for event in _crashes(work, place):
                 pipe.xadd(work.reply, {EVENT_FIELD: seal_event(secret, event)})
         else:
@@ -286,11 +280,11 @@ def write_dead_letters(redis: Redis, secret: bytes, work: Work, place: RoundPlac
         pipe.execute()
 
 
-def _crashes(work: BuildWork | MeasureWork, place: RoundPlace) -> Iterator[Event]:
-    shares = work.shares if isinstance(work, BuildWork) else [work.share]
+def _crashes(work: messages.BuildWork | messages.MeasureWork, place: RoundPlace) -> Iterator[messages.Event]:
+    shares = work.shares if isinstance(work, messages.BuildWork) else [work.share]
     for share in (each for each in shares if each in place.granted):
         for item in work.candidates:
-            record = work_record(
+            record = messages.work_record(
                 work,
                 item,
                 place.device,
@@ -299,10 +293,10 @@ def _crashes(work: BuildWork | MeasureWork, place: RoundPlace) -> Iterator[Event
                 f"{ATTEMPTS} workers died while they had this batch ({work.task})",
                 VALIDATION_POLICY if work.purpose is Kind.VALIDATION else TRIAL_POLICY,
             )
-            yield Measured(job=work.job, round_id=work.round.id, record=record)
+            yield messages.Measured(job=work.job, round_id=work.round.id, record=record)
 
 
-def _failure(work: Work) -> WorkFailed:
+def _failure(work: messages.Work) -> messages.WorkFailed:
     message = f"{ATTEMPTS} workers died during this work: {work.task}; see their logs"
     round_id = work.round.id if work.task == "search" else ""
-    return WorkFailed(job=work.job, task=work.task, round_id=round_id, error="JobFailed", message=message)
+    return messages.WorkFailed(job=work.job, task=work.task, round_id=round_id, error="JobFailed", message=message)

@@ -23,26 +23,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fractune_core.errors import FractuneError, ShareNotReady
-from fractune_core.host.limits import (
-    is_death_by_cpu,
-    is_death_by_memory,
-    limit_cpu,
-    limit_memory,
-    own_peak_bytes,
-    spent_s,
-)
+from fractune_core.host import limits
 from fractune_core.host.sandboxing.sandbox import Sandbox, plain_environment, without_secrets
 from fractune_core.host.sandboxing.strangers_files import empty_dir
-from fractune_workers.child.errors import (
-    ChildDied,
-    ChildKilled,
-    ChildTimeout,
-    ChildUnwanted,
-    cpu_met,
-    error_of,
-    is_kill,
-    memory_met,
-)
+from fractune_workers.child import errors
 from fractune_workers.child.messages import decode, encode, whole_message
 from fractune_workers.child.process import Start, await_standstill, peak_bytes_at_end, staying_on
 
@@ -142,7 +126,7 @@ class Child:
         """
         self.ensure()
         if self._link is None:
-            raise ChildDied("the child has no connection")
+            raise errors.ChildDied("the child has no connection")
         self._calls += 1
         try:
             self._limit_cpu(timeout_s)
@@ -155,10 +139,10 @@ class Child:
             self.kill()
             raise
         if answer is None:
-            raise ChildTimeout(f"no answer within {timeout_s:g} s", released=self.kill())
+            raise errors.ChildTimeout(f"no answer within {timeout_s:g} s", released=self.kill())
         if "error" in answer:
-            failure = error_of(answer, trusted=self._sandbox is None or method in self._sandbox.early_methods)
-            if isinstance(failure, ChildDied):
+            failure = errors.error_of(answer, trusted=self._sandbox is None or method in self._sandbox.early_methods)
+            if isinstance(failure, errors.ChildDied):
                 self.stop()  # it is about to end: no other call may find it
             raise failure
         return answer["value"]
@@ -187,7 +171,7 @@ class Child:
         if self._sandbox is not None and self._sandbox.limits_cpu and self._process is not None:
             self._cpu_s = max(1, int(_CPU_PART * timeout_s))
             with contextlib.suppress(OSError):  # it has ended, and the call finds out
-                self._cpu_end_s = limit_cpu(self._process.pid, self._cpu_s)
+                self._cpu_end_s = limits.limit_cpu(self._process.pid, self._cpu_s)
 
     def _message(self, link: Connection, timeout_s: float) -> bytes | None:
         """The next message; None when it is not complete in time."""
@@ -213,17 +197,17 @@ class Child:
         """Kill the child, and raise ChildUnwanted or LimitMet, when there is a reason."""
         if self._is_wanted is not None and not self._is_wanted():
             self.kill()
-            raise ChildUnwanted("its job was cancelled; the work was ended")
+            raise errors.ChildUnwanted("its job was cancelled; the work was ended")
         if self._ignores_cpu_limit():
             self.kill()
-            raise cpu_met(self._cpu_s)
+            raise errors.cpu_met(self._cpu_s)
 
     def _ignores_cpu_limit(self) -> bool:
         pid = self.pid
         if pid is None or not self._cpu_end_s:
             return False
         try:
-            return spent_s(pid) >= self._cpu_end_s + _IGNORED_FOR_S
+            return limits.spent_s(pid) >= self._cpu_end_s + _IGNORED_FOR_S
         except OSError:  # it has ended
             return False
 
@@ -310,8 +294,8 @@ class Child:
             )
         if self._sandbox is None and self._memory_bytes is not None:
             with contextlib.suppress(OSError):  # it has ended, and is found out below
-                limit_memory(self._process.pid, self._memory_bytes)
-        self._inherited_bytes = own_peak_bytes()
+                limits.limit_memory(self._process.pid, self._memory_bytes)
+        self._inherited_bytes = limits.own_peak_bytes()
         self._link = Connection(ours.detach())
         self._calls = 0
         self._cpu_end_s = 0
@@ -330,17 +314,17 @@ class Child:
             raise self._death() from error
         if "error" in ready:
             self.kill()
-            raise error_of(ready, trusted=True)
+            raise errors.error_of(ready, trusted=True)
         self.lacking = ready["lacking"]
 
-    def _not_ready(self) -> ChildTimeout:
-        return ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s", released=self.kill())
+    def _not_ready(self) -> errors.ChildTimeout:
+        return errors.ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s", released=self.kill())
 
-    def _death(self) -> ChildDied:
+    def _death(self) -> errors.ChildDied:
         """The error that says how the process ended."""
         self._drop_link()
         if self._process is None:
-            return ChildDied("the child was never started")
+            return errors.ChildDied("the child was never started")
         peak_bytes = peak_bytes_at_end(self._process)
         # The kernel lets a process begin with the peak of the one that starts it.
         if peak_bytes <= self._inherited_bytes + _INEXACT_BYTES:
@@ -349,18 +333,18 @@ class Child:
             code = self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.kill()
-            return ChildDied("the child closed its connection and had to be killed")
+            return errors.ChildDied("the child closed its connection and had to be killed")
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # what it has started goes with it
         number = max(-code, 0)
-        if self._sandbox is not None and is_death_by_cpu(number):
-            return cpu_met(self._cpu_s)
-        if self._memory_bytes is not None and is_death_by_memory(number, peak_bytes, self._memory_bytes):
-            return memory_met(self._memory_bytes)
+        if self._sandbox is not None and limits.is_death_by_cpu(number):
+            return errors.cpu_met(self._cpu_s)
+        if self._memory_bytes is not None and limits.is_death_by_memory(number, peak_bytes, self._memory_bytes):
+            return errors.memory_met(self._memory_bytes)
         if number:
-            kind = ChildKilled if is_kill(number) else ChildDied
+            kind = errors.ChildKilled if errors.is_kill(number) else errors.ChildDied
             return kind(f"the child was killed by {signal.Signals(number).name}")
-        return ChildDied(f"the child ended with exit code {code}")
+        return errors.ChildDied(f"the child ended with exit code {code}")
 
     def _drop_link(self) -> None:
         if self._link is not None:

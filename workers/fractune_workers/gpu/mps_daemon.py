@@ -17,20 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Generic, NoReturn, TypeVar
 
-from fractune_core.cuda import (
-    MPS_LOG_DIRECTORY,
-    MPS_PARTITION,
-    MPS_PERCENTAGE,
-    MPS_PIPE_DIRECTORY,
-    MPS_PREFIX,
-    PACKAGES,
-    PROGRAM,
-    VISIBLE_DEVICES,
-    daemon_folder,
-    driver_fault,
-    kept_mark,
-    pipes_in,
-)
+from fractune_core import cuda
 from fractune_core.errors import ShareNotReady, ShareUnavailable, StateUnusable
 from fractune_core.host.private_folders import make_private
 from fractune_core.shares import GrantedShare, Share
@@ -134,7 +121,7 @@ class GpuProcess(Generic[_Driver]):
     def gpu(self) -> Gpu:
         """The whole GPU that this process works on."""
         gpu = visible_gpu(self._nvml().gpus())
-        if fault := driver_fault(int(gpu.cuda.partition(".")[0])):
+        if fault := cuda.driver_fault(int(gpu.cuda.partition(".")[0])):
             raise self._refusal(fault)
         if not gpu.sms:
             raise self._refusal(f"NVML does not tell how many SMs {gpu.name} has; install a newer driver")
@@ -164,7 +151,7 @@ class GpuProcess(Generic[_Driver]):
 
     def refuse_mps_share(self) -> None:
         """A share of MPS around this one would be the smaller of the two, or let it leak."""
-        for name, harmless in ((MPS_PERCENTAGE, {"", "100"}), (MPS_PARTITION, {""})):
+        for name, harmless in ((cuda.MPS_PERCENTAGE, {"", "100"}), (cuda.MPS_PARTITION, {""})):
             value = os.environ.get(name, "")
             if value not in harmless:
                 raise self._refusal(
@@ -186,7 +173,8 @@ class GpuProcess(Generic[_Driver]):
         found = self.driver.device_uuid()
         if _bare(found) != _bare(uuid):
             raise self._refusal(
-                f"CUDA uses {found}, not {uuid}; see that nothing changes {VISIBLE_DEVICES} in the worker's environment"
+                f"CUDA uses {found}, not {uuid}; see that nothing changes {cuda.VISIBLE_DEVICES} in the "
+                "worker's environment"
             )
 
     def check_shown(self, sms: int) -> None:
@@ -252,7 +240,7 @@ _log = logging.getLogger(__name__)
 class MpsDaemon:
     """The daemon behind `pipe_dir`, started by others."""
 
-    def __init__(self, pipe_dir: Path, program: str = PROGRAM) -> None:
+    def __init__(self, pipe_dir: Path, program: str = cuda.PROGRAM) -> None:
         self.pipe_dir = pipe_dir
         self.control = MpsControl(pipe_dir, program)
 
@@ -282,8 +270,8 @@ class MpsDaemon:
 
     def _refuse_change(self) -> NoReturn:
         raise ShareUnavailable(
-            f"{MPS_PIPE_DIRECTORY} names the daemon at {self.pipe_dir}, which fractune neither starts nor ends; unset "
-            "the variable for a daemon of fractune's own"
+            f"{cuda.MPS_PIPE_DIRECTORY} names the daemon at {self.pipe_dir}, which fractune neither starts nor ends; "
+            "unset the variable for a daemon of fractune's own"
         )
 
     def take_partition(self, chunks: int) -> str:
@@ -291,16 +279,17 @@ class MpsDaemon:
 
         Raises ShareUnavailable when it names none, or one of another size.
         """
-        named = os.environ.get(MPS_PARTITION, "")
+        named = os.environ.get(cuda.MPS_PARTITION, "")
         partition = next((partition for partition in self.control.partitions() if partition.is_called(named)), None)
         if partition is None:
             raise ShareUnavailable(
-                f"{MPS_PARTITION}='{named}' is no partition of the MPS daemon at {self.pipe_dir}; set it to one "
-                f"that `echo lspart | {PROGRAM}` lists, or unset {MPS_PIPE_DIRECTORY} to have a daemon started"
+                f"{cuda.MPS_PARTITION}='{named}' is no partition of the MPS daemon at {self.pipe_dir}; set it to one "
+                f"that `echo lspart | {cuda.PROGRAM}` lists, or unset {cuda.MPS_PIPE_DIRECTORY} to have a daemon "
+                "started"
             )
         if partition.chunks != chunks:
             raise ShareUnavailable(
-                f"{MPS_PARTITION} names a partition of {partition.chunks} chunks, and mps-sm:{chunks} was asked "
+                f"{cuda.MPS_PARTITION} names a partition of {partition.chunks} chunks, and mps-sm:{chunks} was asked "
                 f"for; ask for mps-sm:{partition.chunks}, or name another partition"
             )
         return named
@@ -369,10 +358,10 @@ class OwnMpsDaemon(MpsDaemon):
     """
 
     def __init__(
-        self, gpu_uuid: str, *, static: bool = False, folder: Path | None = None, program: str = PROGRAM
+        self, gpu_uuid: str, *, static: bool = False, folder: Path | None = None, program: str = cuda.PROGRAM
     ) -> None:
-        self._folder = folder or daemon_folder(gpu_uuid)
-        super().__init__(pipes_in(self._folder), program)
+        self._folder = folder or cuda.daemon_folder(gpu_uuid)
+        super().__init__(cuda.pipes_in(self._folder), program)
         self._gpu_uuid = gpu_uuid
         self._static = static
         self._program = program
@@ -383,7 +372,7 @@ class OwnMpsDaemon(MpsDaemon):
 
     def probe(self) -> None:
         if shutil.which(self._program) is None:
-            raise MpsFailed(f"MPS: the program {self._program} is not installed; install {PACKAGES}")
+            raise MpsFailed(f"MPS: the program {self._program} is not installed; install {cuda.PACKAGES}")
         longest = len(os.fsencode(self.pipe_dir / "control_privileged"))
         if longest > _LONGEST_SOCKET_PATH:
             raise MpsFailed(
@@ -421,11 +410,11 @@ class OwnMpsDaemon(MpsDaemon):
 
     @property
     def is_kept(self) -> bool:
-        return kept_mark(self._folder).exists()
+        return cuda.kept_mark(self._folder).exists()
 
     def keep(self) -> None:
         self.hold()
-        kept_mark(self._folder).touch()
+        cuda.kept_mark(self._folder).touch()
         self.release()
 
     def stop_keeping(self) -> None:
@@ -439,7 +428,7 @@ class OwnMpsDaemon(MpsDaemon):
                     f"the MPS daemon of {self._gpu_uuid} has clients (process {', '.join(map(str, clients))}); end "
                     "them first"
                 )
-            kept_mark(self._folder).unlink(missing_ok=True)
+            cuda.kept_mark(self._folder).unlink(missing_ok=True)
             if self._locks.is_free("users"):
                 self._end()
 
@@ -521,8 +510,12 @@ class OwnMpsDaemon(MpsDaemon):
         """Without MPS's own variables, whose limits would hold for every client; and with the GPU by its UUID, because
         the daemon renumbers devices.
         """
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(MPS_PREFIX)}
-        own = {MPS_PIPE_DIRECTORY: str(self.pipe_dir), MPS_LOG_DIRECTORY: str(logs), VISIBLE_DEVICES: self._gpu_uuid}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(cuda.MPS_PREFIX)}
+        own = {
+            cuda.MPS_PIPE_DIRECTORY: str(self.pipe_dir),
+            cuda.MPS_LOG_DIRECTORY: str(logs),
+            cuda.VISIBLE_DEVICES: self._gpu_uuid,
+        }
         return environment | own
 
     def _end(self) -> None:
@@ -539,7 +532,7 @@ class OwnMpsDaemon(MpsDaemon):
 
 def mps_daemon(gpu_uuid: str, *, static: bool = False) -> MpsDaemon:
     """The daemon that CUDA_MPS_PIPE_DIRECTORY names, or one of our own for this GPU."""
-    pipe_dir = os.environ.get(MPS_PIPE_DIRECTORY)
+    pipe_dir = os.environ.get(cuda.MPS_PIPE_DIRECTORY)
     return MpsDaemon(Path(pipe_dir)) if pipe_dir else OwnMpsDaemon(gpu_uuid, static=static)
 
 

@@ -13,16 +13,7 @@ import redis
 
 from fractune_core.codec.plain_json import from_json
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.messages import (
-    BuildWork,
-    CandidateItem,
-    Event,
-    Proposed,
-    SearchForgotten,
-    SearchOpening,
-    SearchWork,
-    build_batch,
-)
+from fractune_core.fleet import messages
 from fractune_core.fleet.redis_names import BUILD_QUEUE, EVENT_FIELD, RECORDER, STREAMS, TUNER, tune_queue, tuner_stream
 from fractune_core.fleet.signed_messages import Unsigned, open_event
 from fractune_core.records import Kind, Status
@@ -103,26 +94,26 @@ class Tuner(Role):
     def stop(self) -> None:
         self._child.stop()
 
-    def handle(self, work: SearchWork) -> None:
+    def handle(self, work: messages.SearchWork) -> None:
         if work.fresh:
             self._fresh.add(work.job)
         self._read_results()
         transaction = self._context.transaction(work)
-        candidates: list[CandidateItem] = []
-        event: Event
+        candidates: list[messages.CandidateItem] = []
+        event: messages.Event
         try:
             candidates = retry_if_killed(lambda: self._search(work))
             event = _proposed(work, candidates)
         except _Forgotten:
-            event = SearchForgotten(job=work.job, round_id=work.round.id)
+            event = messages.SearchForgotten(job=work.job, round_id=work.round.id)
         except FractuneError as error:
             event = transaction.failure(type(error).__name__, f"operator {work.round.operator.name}: {error}")
         transaction.event(self._stream, event)
-        for place, batch in enumerate(chunks(candidates, build_batch(work.round.operator.target_key))):
+        for place, batch in enumerate(chunks(candidates, messages.build_batch(work.round.operator.target_key))):
             transaction.enqueue(BUILD_QUEUE, _build_work(work, place, batch, self._stream))
         transaction.send()
 
-    def _search(self, work: SearchWork) -> list[CandidateItem]:
+    def _search(self, work: messages.SearchWork) -> list[messages.CandidateItem]:
         of, opening = work.round.operator, work.opening
         search = self._search_name(of.workload_hash, of.target_key, work.round.namespace, work.job)
         operator: dict[str, Any] = search._asdict()
@@ -137,9 +128,9 @@ class Tuner(Role):
             operator |= {"count": work.count, "exact": work.exact, "lost": work.lost}
             known = opening.known if opening else []
             proposed = self._child.call("propose", _SEARCH_TIMEOUT_S, **operator, known=known)
-        return from_json(list[CandidateItem], proposed)
+        return from_json(list[messages.CandidateItem], proposed)
 
-    def _open(self, work: SearchWork, search: SearchName, opening: SearchOpening) -> None:
+    def _open(self, work: messages.SearchWork, search: SearchName, opening: messages.SearchOpening) -> None:
         self._child.call(
             "open",
             _SEARCH_TIMEOUT_S,
@@ -185,8 +176,8 @@ class Tuner(Role):
             del self._results[next(iter(self._results))]
 
 
-def _proposed(work: SearchWork, candidates: list[CandidateItem]) -> Proposed:
-    return Proposed(
+def _proposed(work: messages.SearchWork, candidates: list[messages.CandidateItem]) -> messages.Proposed:
+    return messages.Proposed(
         job=work.job,
         round_id=work.round.id,
         workload_hash=work.round.operator.workload_hash,
@@ -195,8 +186,8 @@ def _proposed(work: SearchWork, candidates: list[CandidateItem]) -> Proposed:
     )
 
 
-def _build_work(work: SearchWork, place: int, batch: list[Any], reply: str) -> BuildWork:
-    return BuildWork(
+def _build_work(work: messages.SearchWork, place: int, batch: list[Any], reply: str) -> messages.BuildWork:
+    return messages.BuildWork(
         # Not random: a search that is repeated yields pieces that are marked as done, and are in the ledger.
         work_id=f"{work.work_id}-b{place}",
         job=work.job,

@@ -17,14 +17,7 @@ from tvm.tirx import PrimFunc
 from tvm_ffi import StructuralKey
 
 from fractune_core.errors import FractuneError
-from fractune_core.host.limits import (
-    addressed_bytes,
-    cpu_limit_s,
-    is_death_by_cpu,
-    is_death_by_memory,
-    memory_limit,
-    set_memory_limit,
-)
+from fractune_core.host import limits
 from fractune_workers.child.errors import cpu_met, memory_met
 from fractune_workers.children.building.child import Fork, ForkDied
 from fractune_workers.children.building.cuda import (
@@ -96,9 +89,9 @@ def side_by_side(work: Sequence[Callable[[], Any]]) -> list[Any]:
     up its memory or CPU time.
     """
     most = min(len(os.sched_getaffinity(0)), len(work))
-    limit_bytes = piece_bytes = memory_limit()
+    limit_bytes = piece_bytes = limits.memory_limit()
     if limit_bytes is not None and work:
-        have_bytes = addressed_bytes()
+        have_bytes = limits.addressed_bytes()
         most = max(1, min(most, (limit_bytes - have_bytes) // _PIECE_BYTES))
         piece_bytes = have_bytes + (limit_bytes - have_bytes) // most
         work = [partial(_within, piece_bytes, each) for each in work]
@@ -118,15 +111,15 @@ def side_by_side(work: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def _within(memory_bytes: int, work: Callable[[], Any]) -> Any:
-    set_memory_limit(memory_bytes)
+    limits.set_memory_limit(memory_bytes)
     return work()
 
 
 def _cause(death: ForkDied, limit_bytes: int | None, piece_bytes: int | None) -> FractuneError:
     """`piece_bytes`: the part of the limit that the piece had."""
-    if is_death_by_cpu(death.number):
-        return cpu_met(cpu_limit_s())
-    if limit_bytes and piece_bytes and is_death_by_memory(death.number, death.peak_bytes, piece_bytes):
+    if limits.is_death_by_cpu(death.number):
+        return cpu_met(limits.cpu_limit_s())
+    if limit_bytes and piece_bytes and limits.is_death_by_memory(death.number, death.peak_bytes, piece_bytes):
         return memory_met(limit_bytes)
     return death
 

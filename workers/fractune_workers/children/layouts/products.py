@@ -9,27 +9,13 @@ import numpy as np
 from tvm import relax
 
 from fractune_core.workloads import DIRECT, INT8, INT16
-from fractune_workers.children.layouts import elementwise
+from fractune_workers.children.layouts import elementwise, quantized
 from fractune_workers.children.layouts.kernels import direct
 from fractune_workers.children.layouts.kernels.blocks import Blocks, Bounds, block_count, pack
 from fractune_workers.children.layouts.kernels.direct import Window, pack_groups
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
 from fractune_workers.children.layouts.kernels.integers import INTEGERS, IntegerProduct
 from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, Planner
-from fractune_workers.children.layouts.quantized import (
-    WIDE,
-    Columns,
-    Rows,
-    called,
-    centred,
-    columns_of,
-    in_bytes,
-    integer_columns,
-    integer_rows,
-    of_bytes,
-    quantized_columns,
-    quantized_rows,
-)
 from fractune_workers.children.rewriting.expressions import TAKES_AN_EPILOGUE, operator_of, shape_of
 from fractune_workers.children.tvm_api.scratch_tensors import kept
 
@@ -50,16 +36,18 @@ def conv2d(planner: Planner, call: Any) -> Made:
     numbers = planner.constant(weight)
     if numbers is None or numbers.dtype != _FLOAT:
         return None
-    rows = quantized_rows(planner, data)
-    columns = quantized_columns(columns_of(numbers)) if rows else None
+    rows = quantized.quantized_rows(planner, data)
+    columns = quantized.quantized_columns(quantized.columns_of(numbers)) if rows else None
     if rows and columns:
         return _whole_conv2d(planner, call, rows, columns, numbers.shape)
     return _conv2d(planner, call, data, numbers)
 
 
-def _whole_conv2d(planner: Planner, call: Any, rows: Rows, columns: Columns, shape: tuple[int, ...]) -> Made:
+def _whole_conv2d(
+    planner: Planner, call: Any, rows: quantized.Rows, columns: quantized.Columns, shape: tuple[int, ...]
+) -> Made:
     """The convolution of whole numbers with weights of `shape`, times the steps of rows and columns."""
-    rows = centred(planner, rows)
+    rows = quantized.centred(planner, rows)
     numbers = np.ascontiguousarray(columns.numbers.T).reshape(shape)
     made = _conv2d(planner, call, rows.numbers, numbers, Bounds(rows.bounds, columns.bounds))
     if made is None:
@@ -178,14 +166,14 @@ def matmul(planner: Planner, call: Any) -> Made:
     numbers = planner.constant(weight)
     if shape[-1] < _FEWEST_COLUMNS or (numbers is not None and 2 * shape[-1] <= planner.lanes):
         return None
-    rows = quantized_rows(planner, data)
+    rows = quantized.quantized_rows(planner, data)
     if numbers is None:
-        other = quantized_rows(planner, weight) if rows else None
+        other = quantized.quantized_rows(planner, weight) if rows else None
         if rows and other and shape_of(data)[-1] % INTEGERS[INT16].group == 0:
             return _computed_matmul(planner, rows, other, shape)
         packed = _packed(planner, data, weight)
     elif numbers.ndim == _MATRIX_RANK:
-        columns = quantized_columns(numbers) if rows else None
+        columns = quantized.quantized_columns(numbers) if rows else None
         if rows and columns:
             return _whole_matmul(planner, rows, columns, shape)
         packed = planner.once(weight, lambda: kept(_packed_columns(numbers, planner.lanes)))
@@ -206,15 +194,15 @@ def _packed(planner: Planner, data: Any, weight: Any) -> Any | None:
     return planner.emit(planner.kernel(direct.packed_columns, weight, size=planner.lanes, name="pack"))
 
 
-def _computed_matmul(planner: Planner, rows: Rows, other: Rows, shape: tuple[int, ...]) -> Made:
+def _computed_matmul(planner: Planner, rows: quantized.Rows, other: quantized.Rows, shape: tuple[int, ...]) -> Made:
     """The product of two computed values, by whole numbers. Without the zero points of either it needs no correction,
     and pairs of 16 bits hold them.
     """
-    rows, other = centred(planner, rows), centred(planner, other)
+    rows, other = quantized.centred(planner, rows), quantized.centred(planner, other)
     packed = _packed(planner, rows.numbers, other.numbers)
     if packed is None:
         return None
-    bounds = Bounds(WIDE, WIDE, computed=True)  # of every layer, so that layers share an operator
+    bounds = Bounds(quantized.WIDE, quantized.WIDE, computed=True)  # of every layer, so that layers share an operator
     pairs = INTEGERS[INT16]
     if (
         planner.implementation == INT16
@@ -232,12 +220,14 @@ def cast(planner: Planner, call: Any) -> Made:
     """A product of integers, perhaps with integers added, that becomes float32: its sums need not be int32 between."""
     if (str(call.args[0].ty.dtype), str(call.ty.dtype)) != (_INT, _FLOAT):
         return elementwise.unary(planner, call)
-    value = called(planner, call.args[0])
+    value = quantized.called(planner, call.args[0])
     added = None
     if operator_of(value) == "add":
         left, right = value.args
-        product = called(planner, left)
-        value, added = (product, right) if operator_of(product) in _PRODUCTS else (called(planner, right), left)
+        product = quantized.called(planner, left)
+        value, added = (
+            (product, right) if operator_of(product) in _PRODUCTS else (quantized.called(planner, right), left)
+        )
     if operator_of(value) not in _PRODUCTS or shape_of(value) != shape_of(call):
         return elementwise.unary(planner, call)
     made = _integer_product(planner, value)
@@ -250,7 +240,7 @@ def cast(planner: Planner, call: Any) -> Made:
 
 def _in_float(planner: Planner, value: Any) -> Any:
     """An int32 value in float32. It is cast before a reshape, with which TVM fuses nothing."""
-    numbers, reshape = planner.constant(value), called(planner, value)
+    numbers, reshape = planner.constant(value), quantized.called(planner, value)
     if numbers is not None:
         return relax.const(numbers.astype(_FLOAT))
     if operator_of(reshape) == "reshape":
@@ -261,7 +251,7 @@ def _in_float(planner: Planner, value: Any) -> Any:
 def _integer_product(planner: Planner, call: Any) -> Made:
     """In float32."""
     shape = shape_of(call)
-    rows, columns = integer_rows(planner, call.args[0]), integer_columns(planner, call.args[1])
+    rows, columns = quantized.integer_rows(planner, call.args[0]), quantized.integer_columns(planner, call.args[1])
     if rows is None or columns is None:
         return None
     if operator_of(call) == "nn.conv2d":
@@ -271,18 +261,20 @@ def _integer_product(planner: Planner, call: Any) -> Made:
     return _whole_matmul(planner, rows, columns, shape)
 
 
-def _whole_matmul(planner: Planner, rows: Rows, columns: Columns, shape: tuple[int, ...]) -> Made:
+def _whole_matmul(planner: Planner, rows: quantized.Rows, columns: quantized.Columns, shape: tuple[int, ...]) -> Made:
     """The product of the whole numbers, less the part of the zero point, times the steps of rows and columns."""
-    rows = of_bytes(planner, rows)
+    rows = quantized.of_bytes(planner, rows)
     blocks = planner.blocks(shape, len(shape) - 1)
-    made = in_bytes(columns) if INT8 in planner.dot_products and len(columns.numbers) <= _MOST_OF_ROW else None
+    made = (
+        quantized.in_bytes(columns) if INT8 in planner.dot_products and len(columns.numbers) <= _MOST_OF_ROW else None
+    )
     value = planner.emit(_sums(planner, rows, columns) if made is None else _moved_sums(planner, rows, *made, blocks))
     if not (isinstance(rows.zero, float) and rows.zero == 0):
         value = planner.emit(relax.op.subtract(value, _part_of_zero(planner, rows, columns, blocks)))
     return _in_steps(value, blocks, columns.steps * np.float32(rows.step))
 
 
-def _moved_sums(planner: Planner, rows: Rows, columns: Columns, by: Array, blocks: Blocks) -> Any:
+def _moved_sums(planner: Planner, rows: quantized.Rows, columns: quantized.Columns, by: Array, blocks: Blocks) -> Any:
     """As `_sums`, of columns whose numbers were moved: the sum of each row, times `by`, is missing."""
     totals = planner.emit(relax.op.sum(rows.numbers, [-1]))
     each = planner.emit(relax.op.reshape(totals, [*shape_of(totals), 1, 1]))
@@ -290,7 +282,7 @@ def _moved_sums(planner: Planner, rows: Rows, columns: Columns, by: Array, block
     return relax.op.add(planner.emit(_sums(planner, rows, columns)), missing)
 
 
-def _part_of_zero(planner: Planner, rows: Rows, columns: Columns, blocks: Blocks) -> Any:
+def _part_of_zero(planner: Planner, rows: quantized.Rows, columns: quantized.Columns, blocks: Blocks) -> Any:
     """The zero point of the rows times the sums of the columns."""
     totals = columns.numbers.sum(axis=0, dtype=np.float64).astype(_FLOAT)
     if isinstance(rows.zero, float):
@@ -298,7 +290,7 @@ def _part_of_zero(planner: Planner, rows: Rows, columns: Columns, blocks: Blocks
     return planner.emit(relax.op.multiply(rows.zero, relax.const(elementwise.packed_operand(totals, blocks, 0.0))))
 
 
-def _sums(planner: Planner, rows: Rows, columns: Columns) -> Any:
+def _sums(planner: Planner, rows: quantized.Rows, columns: quantized.Columns) -> Any:
     bounds = Bounds(rows.bounds, columns.bounds)
     packed = _packed_columns(columns.numbers, planner.lanes)
     integer = _integer(planner, bounds, len(columns.numbers))

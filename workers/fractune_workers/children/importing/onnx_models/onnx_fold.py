@@ -24,19 +24,9 @@ from onnx import defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from fractune_core.errors import BadModel
+from fractune_workers.children.importing import onnx_graph
 from fractune_workers.children.importing.decomposing.old_forms import FIRST, LAST
 from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
-from fractune_workers.children.importing.onnx_graph import (
-    described,
-    domain_of,
-    in_order,
-    names_read,
-    operator_of,
-    opset_of,
-    refusal,
-    set_opset,
-    subgraphs,
-)
 from fractune_workers.children.importing.onnx_models.decompositions import decomposed, renewed
 from fractune_workers.children.importing.onnx_models.onnx_loops import unrolled
 from fractune_workers.children.importing.operators import (
@@ -120,11 +110,11 @@ class Folding:
         self._model = model
         self._limits = limits
         self._computed = ComputedConstants(limits)
-        self._opset = opset_of(model)
+        self._opset = onnx_graph.opset_of(model)
         """of the file; its own nodes are visited in the words of `_opsets`"""
         if self._opset < FIRST:
-            set_opset(model, LAST)
-        self._opsets = {domain_of(entry.domain): entry.version for entry in model.opset_import}
+            onnx_graph.set_opset(model, LAST)
+        self._opsets = {onnx_graph.domain_of(entry.domain): entry.version for entry in model.opset_import}
         self._known: ChainMap[str, _TensorFacts] = ChainMap()
         self._parts = 0
         self._nodes = len(model.graph.node)
@@ -142,7 +132,9 @@ class Folding:
 
     def _write(self, graph: onnx.GraphProto) -> None:
         """Write the folded constants that are used into the graph, and the shapes of all other tensors."""
-        used = {name for node in graph.node for name in names_read(node)} | {value.name for value in graph.output}
+        used = {name for node in graph.node for name in onnx_graph.names_read(node)} | {
+            value.name for value in graph.output
+        }
         present = {tensor.name for tensor in graph.initializer}
         for name in sorted(used - present):
             value = self._known.get(name)
@@ -192,7 +184,7 @@ class Folding:
             each = waiting.pop()
             if each not in found:
                 found.add(each)
-                waiting += names_read(makers[each]) if each in makers else ()
+                waiting += onnx_graph.names_read(makers[each]) if each in makers else ()
         return [value.name for value in self._model.graph.input if value.name in found]
 
     def add_constant(self, name: str, numbers: np.ndarray[Any, Any]) -> None:
@@ -218,19 +210,19 @@ class Folding:
 
     def walk(self, nodes: Sequence[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
         """The nodes that stay of nodes in the words of the file's opset."""
-        for node in in_order(nodes):
-            if self._opset >= FIRST or domain_of(node.domain) or subgraphs(node):
+        for node in onnx_graph.in_order(nodes):
+            if self._opset >= FIRST or onnx_graph.domain_of(node.domain) or onnx_graph.subgraphs(node):
                 yield from self._visit(node)
             else:
                 for each in renewed(node, self._types_of_inputs(node), self._opset):
                     yield from self._visit(each)
 
     def _visit(self, node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
-        if node.op_type in UNROLLED and not domain_of(node.domain):
+        if node.op_type in UNROLLED and not onnx_graph.domain_of(node.domain):
             yield from unrolled(node, self._opset, self)
             return
         if node.op_type == _REFUSED_LOOP:
-            raise refusal(node, self._opset, "no loop over a sequence can be imported; export without it")
+            raise onnx_graph.refusal(node, self._opset, "no loop over a sequence can be imported; export without it")
         branch = self._taken_branch(node)
         if branch is not None:
             self.add_weights(branch.initializer)
@@ -251,7 +243,7 @@ class Folding:
         """The nodes that a node is decomposed into; None where it stays."""
         nodes = decomposed(node, self._types_of_inputs(node), self._opsets.get("", 1))
         if nodes is not None:
-            self.count(len(nodes), f"the model, with operators like {described(node)} decomposed,")
+            self.count(len(nodes), f"the model, with operators like {onnx_graph.described(node)} decomposed,")
         return nodes
 
     def _taken_branch(self, node: onnx.NodeProto) -> onnx.GraphProto | None:
@@ -277,16 +269,16 @@ class Folding:
             tensor = tensors[index] if tensors else None
             kind = helper.make_tensor_type_proto(tensor.data_type, tensor.dims) if tensor else types.get(name)
             value = _TensorFacts(kind, constant or tensor is not None, tensor)
-            size = self._learn(name, value, described(node)) if name else 0
+            size = self._learn(name, value, onnx_graph.described(node)) if name else 0
             if constant:
-                self._computed.take(size, described(node))
+                self._computed.take(size, onnx_graph.described(node))
         if constant:
             self._count_work(node, inputs)
         return bool(tensors)
 
     def _types(self, node: onnx.NodeProto, inputs: dict[str, _TensorFacts]) -> dict[str, onnx.TypeProto]:
         """The types of its outputs, as far as ONNX can infer them."""
-        inner = [self._inner_types(graph) for graph in subgraphs(node)]
+        inner = [self._inner_types(graph) for graph in onnx_graph.subgraphs(node)]
         if inner:  # the types that both branches share
             found = zip(node.output, *inner, strict=False)
             return {name: kinds[0] for name, *kinds in found if all(kind == kinds[0] for kind in kinds)}
@@ -294,11 +286,11 @@ class Folding:
             return {}
         tensors = {name: value.tensor for name, value in inputs.items() if value.tensor}
         kinds = {name: value.type for name, value in inputs.items() if value.type}
-        if operator_of(node) in QUANTIZED_LSTM:
+        if onnx_graph.operator_of(node) in QUANTIZED_LSTM:
             node, kinds = as_lstm(node, kinds)
         try:
-            if operator_of(node) in _INFERRED:
-                return _INFERRED[operator_of(node)](node, kinds, tensors)
+            if onnx_graph.operator_of(node) in _INFERRED:
+                return _INFERRED[onnx_graph.operator_of(node)](node, kinds, tensors)
             return dict(
                 shape_inference.infer_node_outputs(
                     self._schema(node),
@@ -336,7 +328,7 @@ class Folding:
         self, node: onnx.NodeProto, inputs: dict[str, _TensorFacts], types: dict[str, onnx.TypeProto]
     ) -> list[onnx.TensorProto]:
         """The numbers of its outputs where they are small and follow from known values; else none."""
-        if domain_of(node.domain) or "" in node.output:
+        if onnx_graph.domain_of(node.domain) or "" in node.output:
             return []
         if node.op_type == "Shape":
             shape = inputs[node.input[0]].shape
@@ -371,12 +363,13 @@ class Folding:
         """
         if any(not self._known[name].is_sized for name in node.output if name):
             raise BadModel(
-                f"{described(node)} computes a constant whose size is not known before; export it as a weight"
+                f"{onnx_graph.described(node)} computes a constant whose size is not known before; export it as a "
+                "weight"
             )
         shapes = [value.shape or [] for value in inputs.values()]
         if node.op_type == _SUM_OF_PRODUCTS and len(shapes) > _PAIR:
             products = math.prod(math.prod(shape) for shape in shapes)
-            self._computed.take(products * _PRODUCT_BYTES, described(node))
+            self._computed.take(products * _PRODUCT_BYTES, onnx_graph.described(node))
 
     def _count_parts(self, node: onnx.NodeProto, inputs: dict[str, _TensorFacts]) -> None:
         """Count the parts of splits: the importer makes a node of each."""
@@ -387,7 +380,7 @@ class Folding:
             shape = inputs[node.input[0]].shape if node.input else None
             axis = numbers.get("axis", 0)
             self._parts += shape[axis] if shape and -len(shape) <= axis < len(shape) else 1
-        self._limits.check_nodes(self._parts, f"the model, up to {described(node)}, split into parts")
+        self._limits.check_nodes(self._parts, f"the model, up to {onnx_graph.described(node)}, split into parts")
 
 
 def _shape_slice(node: onnx.NodeProto, shape: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

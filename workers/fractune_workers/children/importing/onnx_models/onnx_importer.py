@@ -20,15 +20,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_core.errors import BadModel, first_line
 from fractune_core.operators import unknown_text
-from fractune_workers.children.importing.onnx_graph import (
-    described,
-    domain_of,
-    operator_of,
-    opset_of,
-    refusal,
-    refusal_of,
-    text_of,
-)
+from fractune_workers.children.importing import onnx_graph
 from fractune_workers.children.importing.onnx_models.onnx_branches import BRANCHES, Branches
 from fractune_workers.children.importing.onnx_models.sections import with_sections
 from fractune_workers.children.importing.operators.corrected import CORRECTED
@@ -130,7 +122,7 @@ def has_open_shape(value: Any) -> bool:
 
 def mistyped_attributes(node: onnx.NodeProto) -> Iterator[str]:
     """Names of attributes whose type is not that of ONNX's operator in its newest version."""
-    if domain_of(node.domain) or not defs.has(node.op_type):
+    if onnx_graph.domain_of(node.domain) or not defs.has(node.op_type):
         return
     known = defs.get_schema(node.op_type).attributes
     for each in node.attribute:
@@ -153,7 +145,7 @@ def _is_fixed(value: Any) -> bool:
 
 def what_is_invalid(node: onnx.NodeProto, opset: int) -> str:
     """What ONNX's own checker finds wrong with the node; empty for nothing, and for a node of another domain."""
-    if domain_of(node.domain):
+    if onnx_graph.domain_of(node.domain):
         return ""
     context = checker.C.CheckerContext()
     context.ir_version = onnx.IR_VERSION
@@ -176,7 +168,7 @@ def _attributes(node: onnx.NodeProto) -> Iterator[str]:
     for each in node.attribute:
         if each.type in (each.INT, each.INTS, each.FLOAT, each.FLOATS, each.STRING):
             value = helper.get_attribute_value(each)
-            yield f"{each.name}={text_of(value)[:_MOST_CHARACTERS]}"
+            yield f"{each.name}={onnx_graph.text_of(value)[:_MOST_CHARACTERS]}"
 
 
 # Operators of half precision that are computed in float32 and rounded once, as ONNX Runtime computes them.
@@ -195,7 +187,7 @@ _SEVERAL = """
 
 def is_widened(node: onnx.NodeProto) -> bool:
     """Whether the operator is computed in float32 where it has half precision."""
-    return operator_of(node) in _SEVERAL.split()
+    return onnx_graph.operator_of(node) in _SEVERAL.split()
 
 
 def widened(convert: Converter, node: OnnxNode) -> Any:
@@ -242,21 +234,21 @@ def from_onnx(model: onnx.ModelProto, branches: Branches, apart: Weights) -> tvm
     BadModel for a node that cannot be imported, and other errors where the graph around the nodes cannot be read.
     """
     importer = Importer(element_types(model.graph), branches, apart)
-    mod = importer.from_onnx(model.graph, opset_of(model))
+    mod = importer.from_onnx(model.graph, onnx_graph.opset_of(model))
     return with_sections(with_origins(mod, importer.origins))
 
 
 def is_known(node: onnx.NodeProto) -> bool:
     """Whether there is a converter for the node's operator."""
-    if operator_of(node) in CONVERTERS:
+    if onnx_graph.operator_of(node) in CONVERTERS:
         return True
     known = onnx_frontend._get_convert_map()  # noqa: SLF001  TVM offers no other list
-    return not domain_of(node.domain) and node.op_type in known and node.op_type not in _NOT_ONNX.split()
+    return not onnx_graph.domain_of(node.domain) and node.op_type in known and node.op_type not in _NOT_ONNX.split()
 
 
 def _is_checked(node: onnx.NodeProto) -> bool:
     """Whether the types of a node's inputs are checked before it is converted: our other converters say more."""
-    return operator_of(node) not in CONVERTERS or operator_of(node) in CORRECTED
+    return onnx_graph.operator_of(node) not in CONVERTERS or onnx_graph.operator_of(node) in CORRECTED
 
 
 def element_types(graph: onnx.GraphProto) -> dict[str, int]:
@@ -286,7 +278,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         unknown = [node for node in graph.node if not is_known(node)]
         if unknown:
-            others = sorted({operator_of(node) for node in unknown} - {operator_of(unknown[0])})
+            others = sorted({onnx_graph.operator_of(node) for node in unknown} - {onnx_graph.operator_of(unknown[0])})
             raise self.refused(unknown[0], unknown_text(others))
 
         for node in graph.node:
@@ -337,19 +329,19 @@ class Importer(onnx_frontend.ONNXGraphImporter):
         except BadModel:
             raise
         except Exception as error:
-            _log.info("%s: %s", described(node), first_line(error))
+            _log.info("%s: %s", onnx_graph.described(node), first_line(error))
             raise self.refused(node, why_unfit(node, inputs, self.opset)) from error
 
     def _converted(self, node: onnx.NodeProto, inputs: list[relax.Expr | None]) -> Any:
         """The outputs of a node; errors are of any kind, because attributes are."""
         attributes = self._parse_attr(node.attribute)
-        convert = CONVERTERS.get(operator_of(node), OnnxNode.by_tvm)
+        convert = CONVERTERS.get(onnx_graph.operator_of(node), OnnxNode.by_tvm)
         converted = OnnxNode(node, inputs, attributes, self.opset, self.bb, self)
         return widened(convert, converted) if is_widened(node) else convert(converted)
 
     def refused(self, node: onnx.NodeProto, why: str) -> BadModel:
         """The error for a node that cannot be imported. `why` says what is wrong, and what to do."""
-        return refusal(node, self.opset, why)
+        return onnx_graph.refusal(node, self.opset, why)
 
     def convert_by_tvm(self, node: onnx.NodeProto, inputs: list[relax.Expr | None], attributes: dict[str, Any]) -> Any:
         """The outputs of a node by TVM's own converter."""
@@ -371,7 +363,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):
                 raise self.refused(node, f"'{name}' has a size that {LATE}")
             if name:
                 self._nodes[name] = value
-                self.origins.append((value, refusal_of(node, self.opset)))
+                self.origins.append((value, onnx_graph.refusal_of(node, self.opset)))
 
     def _fields(self, result: Any) -> Sequence[Any]:
         """The values of a node's outputs."""

@@ -41,18 +41,8 @@ from onnxslim.core.pattern.registry import DEFAULT_FUSION_PATTERNS
 
 from fractune_core.errors import BadModel, first_line
 from fractune_core.model_inputs import constants_in, shapes_in
+from fractune_workers.children.importing import onnx_graph
 from fractune_workers.children.importing.limits import ComputedConstants, Limits
-from fractune_workers.children.importing.onnx_graph import (
-    all_nodes,
-    described,
-    domain_of,
-    inputs_of,
-    names_read,
-    opset_of,
-    parsed,
-    refusal,
-    set_opset,
-)
 from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
 from fractune_workers.children.importing.onnx_models.onnx_contents import check_contents
 from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
@@ -76,28 +66,28 @@ from fractune_workers.children.tvm_api.scratch_tensors import Weights, errors_of
 
 def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the functions that it calls inlined. Raises BadModel, which names the call."""
-    version = opset_of(model)
+    version = onnx_graph.opset_of(model)
     calling = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     for function in model.functions:
-        own = opset_of(function)
+        own = onnx_graph.opset_of(function)
         changed = next(_changed(function.node, own, version), None)
         call = next(_calls(calling, function), None)
         if changed is not None and call is not None:
-            raise refusal(
+            raise onnx_graph.refusal(
                 call,
                 version,
                 f"it is a function of opset {own}, in which {changed} has another form than in the model's; export the "
                 "model and its functions with one opset",
             )
-        set_opset(function, version)
+        onnx_graph.set_opset(function, version)
     return onnx.inliner.inline_local_functions(model) if model.functions else model
 
 
 def _changed(nodes: Iterable[onnx.NodeProto], own: int, version: int) -> Iterator[str]:
     """ONNX's operators that have other attributes, defaults or inputs in the model's opset."""
     if own != version:
-        for node in all_nodes(nodes):
-            if not domain_of(node.domain) and _form(node.op_type, own) != _form(node.op_type, version):
+        for node in onnx_graph.all_nodes(nodes):
+            if not onnx_graph.domain_of(node.domain) and _form(node.op_type, own) != _form(node.op_type, version):
                 yield str(node.op_type)
 
 
@@ -112,8 +102,8 @@ def _form(operator: str, opset: int) -> Any:
 
 
 def _calls(nodes: Iterable[onnx.NodeProto], function: onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    for node in all_nodes(nodes):
-        if (node.op_type, domain_of(node.domain)) == (function.name, domain_of(function.domain)):
+    for node in onnx_graph.all_nodes(nodes):
+        if (node.op_type, onnx_graph.domain_of(node.domain)) == (function.name, onnx_graph.domain_of(function.domain)):
             yield node
 
 
@@ -173,7 +163,7 @@ def _read(
     """Fold, slim and import a model with fixed shapes, or a branch of one; `captured` are constants of branches."""
     inputs = [copy.deepcopy(value) for value in model.graph.input]
     last = model.graph.node[-1] if model.graph.node else None
-    opset = opset_of(model)
+    opset = onnx_graph.opset_of(model)
     try:
         Folding(model, limits).run()
     except (ValueError, TypeError, KeyError, IndexError) as error:
@@ -192,7 +182,7 @@ def _read(
     _share_weights(model.graph)
     _restore_inputs(model.graph, inputs)
     if not model.graph.node and not is_branch:
-        where = f", such as that of {described(last)}" if last else ""
+        where = f", such as that of {onnx_graph.described(last)}" if last else ""
         raise BadModel(f"has nothing to tune: its outputs are constants{where}; tune a model that computes from inputs")
     return _import(model, branches, apart)
 
@@ -217,7 +207,7 @@ def _set_aside(graph: onnx.GraphProto, apart: Weights) -> list[onnx.TensorProto]
 
 
 def _parse(data: bytes) -> onnx.ModelProto:
-    model = parsed(data)
+    model = onnx_graph.parsed(data)
     if model is None:
         if data.startswith(_IR_VERSION_FIELD) and len(data) > 1 and data[1] < 32:
             raise BadModel("is a damaged or truncated ONNX file; copy or export it again")
@@ -230,7 +220,7 @@ def _parse(data: bytes) -> onnx.ModelProto:
 
 
 def _drop_weights_from_inputs(model: onnx.ModelProto) -> None:
-    inputs = inputs_of(model.graph)
+    inputs = onnx_graph.inputs_of(model.graph)
     del model.graph.input[:]
     model.graph.input.extend(inputs)
     model.ir_version = max(model.ir_version, _SEPARATE_INITIALIZERS_IR)
@@ -259,7 +249,9 @@ def _check_names(graph: onnx.GraphProto) -> None:
     """Raises ValueError where slimming has dropped a node whose output is read."""
     made = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     made.update(name for node in graph.node for name in node.output)
-    missing = next((name for node in graph.node for name in names_read(node) if name and name not in made), None)
+    missing = next(
+        (name for node in graph.node for name in onnx_graph.names_read(node) if name and name not in made), None
+    )
     if missing is not None:
         raise ValueError(f"'{missing}' is dropped")
 
@@ -296,7 +288,7 @@ def _share_weights(graph: onnx.GraphProto) -> None:
         if len(tensor.raw_data) >= _SHARED_BYTES:
             key = tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest()
             own_names[tensor.name] = first.setdefault(key, tensor.name)
-    for node in all_nodes(graph.node):
+    for node in onnx_graph.all_nodes(graph.node):
         for at, name in enumerate(node.input):
             node.input[at] = own_names.get(name, name)
     outputs = {value.name for value in graph.output}

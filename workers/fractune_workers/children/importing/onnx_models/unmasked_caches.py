@@ -25,15 +25,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from fractune_core.files.manifests import MASK
+from fractune_workers.children.importing import onnx_graph
 from fractune_workers.children.importing.limits import Limits
-from fractune_workers.children.importing.onnx_graph import (
-    in_order,
-    inputs_of,
-    name_of_part,
-    names_read,
-    opset_of,
-    subgraphs,
-)
 from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
 from fractune_workers.children.importing.operators.unused_rows import DOMAIN, UNUSED_ROWS
 
@@ -65,7 +58,7 @@ class _Other(Exception):
 def hide_unused_rows(model: onnx.ModelProto, limits: Limits) -> None:
     """Change the graph of such a decoder, in place. Its inputs have fixed shapes."""
     names = {value.name for value in model.graph.input}
-    if opset_of(model) < _FIRST_OPSET or names & set(MASK):
+    if onnx_graph.opset_of(model) < _FIRST_OPSET or names & set(MASK):
         return
     try:
         graph = _Graph(model.graph, list(model.opset_import))
@@ -88,12 +81,12 @@ class _Graph:
 
     def __post_init__(self) -> None:
         self.known = {tensor.name: tensor for tensor in self.proto.initializer}
-        self.nodes = [*in_order([each for node in self.proto.node for each in self._taken(node)])]
-        self.inputs = {value.name: value for value in inputs_of(self.proto)}
+        self.nodes = [*onnx_graph.in_order([each for node in self.proto.node for each in self._taken(node)])]
+        self.inputs = {value.name: value for value in onnx_graph.inputs_of(self.proto)}
         self.makers = {name: node for node in self.nodes for name in node.output if name}
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         for node in self.nodes:
-            for name in names_read(node):
+            for name in onnx_graph.names_read(node):
                 self.readers.setdefault(name, []).append(node)
         for node in self.nodes:
             if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
@@ -181,7 +174,7 @@ class _Hiding:
 
     def _readers(self, name: str) -> list[onnx.NodeProto]:
         found = self._graph.readers.get(name, [])
-        if any(subgraphs(node) for node in found):
+        if any(onnx_graph.subgraphs(node) for node in found):
             raise _Other
         return [node for node in found if node.op_type != "Shape"]
 
@@ -280,7 +273,7 @@ class _Hiding:
         return self._unused[kind]
 
     def _node(self, operator: str, of: onnx.NodeProto, *operands: str, **attributes: Any) -> str:
-        made = name_of_part(of)
+        made = onnx_graph.name_of_part(of)
         self._new.append(helper.make_node(operator, list(operands), [made], made, **attributes))
         return made
 
@@ -341,7 +334,7 @@ class _Positions:
             if all(self._fewer.numbers(name) is not None for name in node.output if name):
                 continue
             changed = [at for at, name in enumerate(node.input) if name and not self._is_equal(name)]
-            if any(not self._is_equal(name) for name in names_read(node) - set(node.input)):
+            if any(not self._is_equal(name) for name in onnx_graph.names_read(node) - set(node.input)):
                 raise _Other
             if changed:
                 self._take(node, changed)
