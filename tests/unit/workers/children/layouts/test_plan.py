@@ -80,10 +80,16 @@ def test_convolutions_compute_in_blocks() -> None:
     assert sum(name.startswith("conv2d") for name in names) == len(CONVOLUTIONS)
 
 
-def test_padded_rows_are_not_copied() -> None:
-    def body(net: Network, x: Any) -> Any:
-        return net.emit(op.nn.conv2d(x, net.weight(8, 8, 3, 1), strides=(2, 1), padding=(2, 0, 1, 0), dilation=(2, 1)))
+def padded_rows(net: Network, x: Any) -> Any:
+    return net.emit(op.nn.conv2d(x, net.weight(8, 8, 3, 1), strides=(2, 1), padding=(2, 0, 1, 0), dilation=(2, 1)))
 
+
+def depthwise(net: Network, x: Any) -> Any:
+    return net.conv(x, 8, groups=8, strides=(1, 2), padding=(1, 0, 2, 1), dilation=(2, 1))
+
+
+@pytest.mark.parametrize("body", [padded_rows, depthwise])
+def test_zeros_around_an_image_are_not_copied(body: Callable[..., Any]) -> None:
     mod = of_image(8, 9, body)
     assert check(mod).count("conv2d") == 1
     kernel = next(each for var, each in planned(simplify(mod), NARROW).functions.items() if var.name_hint == "conv2d")

@@ -162,12 +162,16 @@ def _conv2d(
 def depthwise_conv2d(data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tensor:
     """Each channel by itself: (N, C/b, H, W, b) and (C/b, R, S, b) -> (N, C/b, Y, X, b)."""
     blocks, *kernel, size = (int(dim) for dim in weight.shape)
-    image = window.padded(data)
-    batch, _, height, width, _ = (int(dim) for dim in image.shape)
+    batch, _, height, width, _ = (int(dim) for dim in data.shape)
+    top, left, bottom, right = window.padding
+    height, width = height + top + bottom, width + left + right
+    zero = tvm.tirx.const(0, data.dtype)
     ry, rx = (te.reduce_axis((0, extent), name) for extent, name in zip(kernel, ("ry", "rx"), strict=True))
 
     def element(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
-        return te.sum(image(n, k, *window.at(y, x, ry, rx), lane) * weight(k, ry, rx, lane), axis=[ry, rx])
+        index = n, k, *window.at(y, x, ry, rx), lane
+        pixel = _tap(data, window, index, zero) if any(window.padding) else data(*index)
+        return te.sum(pixel * weight(k, ry, rx, lane), axis=[ry, rx])
 
     shape = (batch, blocks, *window.extents(height, width, (kernel[0], kernel[1])), size)
     return te.compute(shape, element, name=DEPTHWISE)
