@@ -96,22 +96,37 @@ class _Graph:
         self.nodes.append(helper.make_node("GroupQueryAttention", inputs, names, domain="com.microsoft", **named))
         return names[0]
 
-    def layer(self, number: int, x: str, mask: str, tables: tuple[str, str] | None) -> str:
-        """Without a mask, attention is GroupQueryAttention; without tables, no position is known."""
+    def scattered(self, number: int, query: str, parts: Sequence[str]) -> str:
+        """The same by ONNX's operators for a cache of all rows."""
+        lengths = self.add("ReduceSum", "attention_mask", self.const([1]), keepdims=0)
+        count = self.add("Gather", self.add("Shape", "input_ids"), self.const([1]))
+        places = self.add("Sub", lengths, count)
+        rows = [
+            self.add("TensorScatter", f"past.{kind}.{number}", part, places, name=f"present.{kind}.{number}")
+            for kind, part in zip(("key", "value"), parts, strict=True)
+        ]
+        return self.add("Attention", query, *rows, "", "", "", lengths, is_causal=1)
+
+    def layer(self, number: int, x: str, mask: str, tables: tuple[str, str] | None, *, grouped: bool = False) -> str:
+        """Without a mask, attention is an operator over a cache of all rows; without tables, no position is known."""
         y = self.norm(x)
-        if tables and not mask:
+        if grouped and tables:
             parts = [self.product(y, columns) for columns in (_WIDTH, _KEY_WIDTH, _KEY_WIDTH)]
             return self.ended(x, self.grouped(number, parts, tables))
         query, key, value = (self.by_heads(y, columns) for columns in (_WIDTH, _KEY_WIDTH, _KEY_WIDTH))
         if tables:
             query, key = self.turned(query, *tables), self.turned(key, *tables)
+        if not mask:
+            return self.ended(x, self.flat(self.scattered(number, query, (key, value))))
         key = self.add("Concat", f"past.key.{number}", key, name=f"present.key.{number}", axis=2)
         value = self.add("Concat", f"past.value.{number}", value, name=f"present.value.{number}", axis=2)
         scores = self.add("MatMul", query, self.add("Transpose", self.repeated(key), perm=[0, 1, 3, 2]))
         scores = self.add("Add", self.add("Mul", scores, self.const(HEAD**-0.5, "float32")), mask)
         seen = self.add("MatMul", self.add("Softmax", scores, axis=-1), self.repeated(value))
-        flat = self.add("Reshape", self.add("Transpose", seen, perm=[0, 2, 1, 3]), self.const([0, 0, _WIDTH]))
-        return self.ended(x, flat)
+        return self.ended(x, self.flat(seen))
+
+    def flat(self, seen: str) -> str:
+        return self.add("Reshape", self.add("Transpose", seen, perm=[0, 2, 1, 3]), self.const([0, 0, _WIDTH]))
 
     def ended(self, x: str, flat: str) -> str:
         x = self.add("Add", x, self.product(flat, _WIDTH))
@@ -121,9 +136,9 @@ class _Graph:
         return self.add("Add", x, self.product(self.add("Mul", silu, up), _WIDTH, 2 * _WIDTH))
 
 
-def write_decoder(path: Path, *, grouped: bool = False) -> Path:
+def write_decoder(path: Path, *, grouped: bool = False, scatters: bool = False) -> Path:
     """Its outputs follow from positions. With `grouped`, attention is GroupQueryAttention, which turns queries and keys
-    itself.
+    itself. With `scatters`, TensorScatter writes into a cache of all rows.
     """
     made = _Graph()
     angles = np.arange(_POSITIONS)[:, None] / 100.0 ** (np.arange(HEAD // 2) / (HEAD // 2))
@@ -135,8 +150,9 @@ def write_decoder(path: Path, *, grouped: bool = False) -> Path:
             for table in (np.tile(np.cos(angles), 2), np.tile(np.sin(angles), 2))
         )
     ids = ("input_ids",) if grouped else ("input_ids", "position_ids")
-    mask = "" if grouped else made.mask()
-    return _written(path, made, mask, (cos, sin), ids=ids, total="total" if grouped else "past + s")
+    mask = "" if grouped or scatters else made.mask()
+    total = "past + s" if mask else "total"
+    return _written(path, made, mask, (cos, sin), ids=ids, total=total, grouped=grouped)
 
 
 def write_plain_decoder(path: Path, *, layers: int = 2, total: str = "total", weights_beside: bool = False) -> Path:
@@ -157,10 +173,11 @@ def _written(
     ids: Sequence[str] = ("input_ids",),
     layers: int = 1,
     weights_beside: bool = False,
+    grouped: bool = False,
 ) -> Path:
     x = made.add("Gather", made.weight(VOCABULARY, _WIDTH), "input_ids")
     for number in range(layers):
-        x = made.layer(number, x, mask, tables)
+        x = made.layer(number, x, mask, tables, grouped=grouped)
     made.add("MatMul", made.norm(x), made.const(made._rng.normal(0, 1, (_WIDTH, VOCABULARY)), "float32"), name="logits")
     info, whole, number = helper.make_tensor_value_info, TensorProto.FLOAT, TensorProto.INT64
     inputs = [*(info(name, number, ["b", "s"]) for name in ids), info("attention_mask", number, ["b", total])]
@@ -169,8 +186,9 @@ def _written(
     outputs += [info(f"present.{each}", whole, ["b", KEY_HEADS, total, HEAD]) for each in _caches(layers)]
     weights = [numpy_helper.from_array(value, name) for name, value in made.weights.items()]
     graph = helper.make_graph(made.nodes, "decoder", inputs, outputs, weights)
-    opsets = [helper.make_opsetid("", 18), *([] if mask else [helper.make_opsetid("com.microsoft", 1)])]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    opset = 18 if mask or grouped else 24
+    opsets = [helper.make_opsetid("", opset), *([helper.make_opsetid("com.microsoft", 1)] if grouped else [])]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9 if opset < 24 else 11)
     onnx.save(model, path, save_as_external_data=weights_beside, location=f"{path.name}.data", size_threshold=1024)
     return path
 
@@ -181,11 +199,12 @@ def shapes_of(past: int, tokens: int) -> dict[str, list[int]]:
     return {"input_ids": ids, "position_ids": ids, "attention_mask": [1, past + tokens], **caches}
 
 
-def compile_decoder(model: Path, past: int, tokens: int, *, grouped: bool = False) -> Path:
-    """With `grouped`, `past` are all rows of the cache."""
+def compile_decoder(model: Path, past: int, tokens: int, *, grouped: bool = False, scatters: bool = False) -> Path:
+    """With `grouped` or `scatters`, `past` are all rows of the cache."""
     out, shapes = model.with_name(f"decoder-{past}-{tokens}.fractune"), shapes_of(past, tokens)
     if grouped:
         del shapes["position_ids"]
+    if grouped or scatters:
         shapes["attention_mask"] = [1, past]
     return compile_model(model, out, tuned=["cpu:1"], inputs=shapes)
 

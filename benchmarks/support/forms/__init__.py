@@ -24,6 +24,7 @@ _FAMILIES = (
     language.rotary,
     language.norms,
     language.group_query,
+    language.whole_attention,
     language.multi_head,
     language.packed_weights,
     products.products,

@@ -176,3 +176,50 @@ def _grouped(
         {**sizes, **named},
         outputs=3,
     )
+
+
+def whole_attention() -> Iterator[Form]:
+    """ONNX's own Attention: with a past, with a mask, and over the rows in use of a cache of all rows."""
+    softened: list[dict[str, Any]] = [{}, {"softcap": 3.0}, {"is_causal": 1}, {"scale": 0.7, "is_causal": 1}]
+    for by_heads, named in itertools.product((True, False), softened):
+        yield _whole(3, 3, by_heads=by_heads, **named)
+        yield _whole(3, 3, past=5, by_heads=by_heads, **named)
+        yield _whole(1, 1, past=9, by_heads=by_heads, mask=random("float32", _HEADS if by_heads else 1, 1, 10), **named)
+        yield _whole(3, 8, by_heads=by_heads, mask=random("bool", 3, 8), **named)
+        yield _whole(1, 9, by_heads=by_heads, lengths=[4, 9], **named)
+        yield _whole(3, 9, by_heads=by_heads, lengths=[5, 3], **named)
+    yield _whole(3, 3, past=5, mask=np.arange(24).reshape(3, 8) % 8 < np.array([[1], [0], [8]]))
+    for axis, shape in ((2, (2, 3, 7, 4)), (1, (2, 7, 5)), (3, (2, 3, 4, 7))):
+        new = tuple(2 if at == axis else size for at, size in enumerate(shape))
+        for places, mode in (([0, 5], None), ([6, 3], "circular")):
+            operands = [random("float32", *shape), random("float32", *new, seed=1), np.array(places, "int64")]
+            yield form("TensorScatter", 24, *operands, axis=axis, mode=mode)
+        yield form("TensorScatter", 24, *operands[:2], axis=axis - len(shape))
+
+
+def _whole(
+    tokens: int,
+    keys: int,
+    *,
+    past: int = 0,
+    by_heads: bool = True,
+    mask: Array | None = None,
+    lengths: list[int] | None = None,
+    **named: Any,
+) -> Form:
+    seeds = itertools.count()
+
+    def numbers(heads: int, rows: int, *, whole: bool) -> Array:
+        shape = (_BATCH, heads, rows, _WIDTH) if whole else (_BATCH, rows, heads * _WIDTH)
+        return random("float32", *shape, seed=next(seeds), low=-1, high=1)
+
+    parts = [
+        numbers(heads, rows, whole=by_heads) for heads, rows in ((_HEADS, tokens), (_KEY_HEADS, keys)) for _ in "kv"
+    ]
+    cache = [numbers(_KEY_HEADS, past, whole=True) if past else None for _ in "kv"]
+    sizes = {} if by_heads else {"q_num_heads": _HEADS, "kv_num_heads": _KEY_HEADS}
+    used = [] if lengths is None else [np.array(lengths, "int64")]
+    operands = [*parts[1:], mask, *cache, *used]
+    while operands[-1] is None:
+        operands.pop()
+    return form("Attention", 24 if used else 23, *operands, outputs=3 if past else 1, **sizes, **named)

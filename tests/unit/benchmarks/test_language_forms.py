@@ -11,7 +11,14 @@ from benchmarks.support.forms import language
 from benchmarks.support.forms.form import Form
 from benchmarks.support.node_cases import PASSED, Outcome
 
-_ALL = (language.rotary, language.norms, language.group_query, language.multi_head, language.packed_weights)
+_ALL = (
+    language.rotary,
+    language.norms,
+    language.group_query,
+    language.whole_attention,
+    language.multi_head,
+    language.packed_weights,
+)
 FAMILIES = {each.__name__: list(each()) for each in _ALL}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import tvm_ffi
 from tvm import relax, te, tirx
 
-from fractune_workers.children.layouts.kernels.attention import UNSEEN, Attention, attention_kernel
+from fractune_workers.children.layouts.kernels.attention import LOWEST, UNSEEN, Attention, attention_kernel
 from fractune_workers.children.layouts.planner import Planner
 from fractune_workers.children.rewriting.expressions import shape_of
 from fractune_workers.children.tvm_api.target import VectorUnit
@@ -80,7 +80,7 @@ def in_vectors(planner: Planner, call: Any, unit: VectorUnit) -> tuple[Any, None
 
 def _attention(of: Attention, dtype: str, tensors: Sequence[te.Tensor], past: Any, bias: Any, sink: Any) -> te.Tensor:
     queries, keys, values = tensors
-    d, j = te.reduce_axis((0, of.width), "d"), te.reduce_axis((0, of.keys), "j")
+    d = te.reduce_axis((0, of.width), "d")
     shape = (of.batch, of.heads, of.tokens)
 
     def product(b: Any, n: Any, s: Any, key: Any) -> Any:
@@ -102,10 +102,7 @@ def _attention(of: Attention, dtype: str, tensors: Sequence[te.Tensor], past: An
         return tirx.if_then_else(tirx.And(at >= begin, at < end), value, tirx.const(UNSEEN, _WIDE))
 
     scores = te.compute((*shape, of.keys), score, name="scores")
-    largest = te.compute(shape, lambda *at: te.max(scores(*at, j), axis=j), name="largest")
-    if sink is not None:
-        most = largest
-        largest = te.compute(shape, lambda *at: te.max(most(*at), sink(at[1]).astype(_WIDE)), name="larger")
+    largest = _largest(of, scores, sink)
     weights = te.compute((*shape, of.keys), lambda *at: te.exp(scores(*at) - largest(*at[:-1])), name="weights")
     i, k = te.reduce_axis((0, of.keys), "i"), te.reduce_axis((0, of.keys), "k")
     totals = te.compute(shape, lambda *at: te.sum(weights(*at, i), axis=i), name="totals")
@@ -120,6 +117,21 @@ def _attention(of: Attention, dtype: str, tensors: Sequence[te.Tensor], past: An
         total = totals(b, n, s)
         if sink is not None:
             total = total + te.exp(sink(n).astype(_WIDE) - largest(b, n, s))
-        return (sums(b, n, s, at[3]) / total).astype(dtype)
+        made, nothing = sums(b, n, s, at[3]) / total, tirx.const(0.0, _WIDE)
+        return (tirx.Select(total == nothing, nothing, made) if of.zero_unseen else made).astype(dtype)
 
     return te.compute(of.query_shape(of.value_width), quotient, name="attention")
+
+
+def _largest(of: Attention, scores: te.Tensor, sink: te.Tensor | None) -> te.Tensor:
+    """Of the scores of each query."""
+    j = te.reduce_axis((0, of.keys), "j")
+    made = te.compute(scores.shape[:-1], lambda *at: te.max(scores(*at, j), axis=j), name="largest")
+    if sink is None and not of.zero_unseen:
+        return made
+
+    def larger(batch: Any, head: Any, token: Any) -> Any:
+        least = tirx.const(LOWEST, _WIDE) if sink is None else sink(head).astype(_WIDE)
+        return te.max(made(batch, head, token), least)
+
+    return te.compute(scores.shape[:-1], larger, name="larger")

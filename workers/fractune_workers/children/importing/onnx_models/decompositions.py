@@ -20,6 +20,7 @@ from fractune_workers.children.importing.decomposing.decomposition import Decomp
 from fractune_workers.children.importing.decomposing.old_forms import GRADIENTS, OLD_FORMS
 from fractune_workers.children.importing.onnx_graph import domain_of, name_of_part, operator_of, subgraphs
 from fractune_workers.children.importing.onnx_models.onnx_importer import is_known
+from fractune_workers.children.importing.operators.whole_attention import WHOLE_ATTENTION, is_whole
 
 DECOMPOSITIONS: Mapping[str, Decompose] = {**ATTENTION, **FUSED, **QUANTIZED}
 
@@ -48,7 +49,8 @@ def decomposed(node: onnx.NodeProto, types: Types, opset: int) -> Sequence[onnx.
         decompose = _sparse_constant
     if decompose is not None:
         return _by_table(Decomposition(node, types, opset), decompose)
-    return None if is_known(node) else _by_onnx(node, types, opset)
+    is_in_parts = operator_of(node) in WHOLE_ATTENTION and not is_whole(node, types)
+    return None if is_known(node) and not is_in_parts else _by_onnx(node, types, opset)
 
 
 def _sparse_constant(made: Decomposition) -> None:

@@ -42,6 +42,7 @@ from fractune_workers.children.importing.operators.quantization import INTEGER_P
 from fractune_workers.children.importing.operators.recurrent import RECURRENT
 from fractune_workers.children.importing.operators.rotary import ROTARY
 from fractune_workers.children.importing.operators.unused_rows import UNUSED
+from fractune_workers.children.importing.operators.whole_attention import WHOLE_ATTENTION
 from fractune_workers.children.rewriting.expressions import is_constant, type_text
 from fractune_workers.children.rewriting.origins import with_origins
 from fractune_workers.children.rewriting.widened import HALVES
@@ -63,6 +64,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **RECURRENT,
     **ROTARY,
     **UNUSED,
+    **WHOLE_ATTENTION,
 }
 
 LATE = (

@@ -1,4 +1,5 @@
-"""GroupQueryAttention of ONNX Runtime: attention over a cache that may be larger than the tokens in it.
+"""GroupQueryAttention of ONNX Runtime: attention over a cache that may be larger than the tokens in it. And ONNX's own
+TensorScatter, which writes new rows into such a cache.
 
 Rows of the cache from `seqlens_k` + 1 on are not in use. New keys and values are written behind the rows before, and
 queries see the rows up to their own.
@@ -16,7 +17,7 @@ from onnx import NodeProto, TensorProto, TypeProto, numpy_helper
 from onnx.helper import make_tensor_type_proto
 from tvm import relax, te, tirx
 
-from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
+from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
 from fractune_workers.children.importing.operators.rotary import Turning, turned
 from fractune_workers.children.layouts.attention import Attention, attended
 from fractune_workers.children.rewriting.caches import APPENDS
@@ -25,6 +26,8 @@ _PAST_KEY, _PAST_VALUE, _LENGTHS, _TOTAL, _COS, _SIN, _POSITIONS, _BIAS, _SINK =
 _NORMS = (14, 15)
 _ROWS = 3
 """Rank of queries, keys and values"""
+_HEADS_FIRST = 4
+"""Rank of a cache"""
 _INTEGER = "int32"
 
 
@@ -164,8 +167,18 @@ def _turned(node: OnnxNode, sizes: _Sizes, data: relax.Expr, start: relax.Expr) 
     return turned(node, turning, data, cos, sin, positions)
 
 
-def _appended(node: OnnxNode, sizes: _Sizes, past: relax.Expr | None, new: relax.Expr, start: relax.Expr) -> relax.Expr:
-    """The cache (batch, heads, rows, width) with the new rows behind those in use, and zeros behind these."""
+def _appended(
+    node: OnnxNode,
+    sizes: _Sizes,
+    past: relax.Expr | None,
+    new: relax.Expr,
+    start: relax.Expr,
+    *,
+    keeps_all: bool = False,
+) -> relax.Expr:
+    """The cache (batch, heads, rows, width) with the new rows behind those in use, and zeros behind these, or what was
+    there if it `keeps_all`.
+    """
 
     def appended(new: te.Tensor, start: te.Tensor, past: te.Tensor | None = None) -> te.Tensor:
         def element(batch: Any, head: Any, row: Any, at: Any) -> Any:
@@ -175,9 +188,9 @@ def _appended(node: OnnxNode, sizes: _Sizes, past: relax.Expr | None, new: relax
             is_new = tirx.And(place >= 0, place < sizes.tokens)
             kept = nothing
             if past is not None:
-                kept = tirx.if_then_else(
-                    tirx.And(place < 0, row < sizes.past), past(batch, head, tirx.min(row, sizes.past - 1), at), nothing
-                )
+                before = past(batch, head, tirx.min(row, sizes.past - 1), at)
+                is_kept = row < sizes.past if keeps_all else tirx.And(place < 0, row < sizes.past)
+                kept = tirx.if_then_else(is_kept, before, nothing)
             return tirx.if_then_else(is_new, new(batch, inner, head * sizes.width + at), kept)
 
         shape = (sizes.batch, sizes.key_heads, sizes.rows, sizes.width)
@@ -225,5 +238,38 @@ def inferred(
     }
 
 
-GROUP_QUERY: Mapping[str, Converter] = {"com.microsoft.GroupQueryAttention": _group_query}
+def _tensor_scatter(node: OnnxNode) -> relax.Expr:
+    """TensorScatter: a cache, new rows of each batch, and the first places that they get."""
+    past, new = node.input(0), node.input(1)
+    shape, own = shape_of(past), shape_of(new)
+    axis = int(node.attributes.get("axis", -2)) % max(1, len(shape))
+    is_circular = bytes(node.attributes.get("mode", b"linear")) == b"circular"
+    rows, tokens = shape[axis], own[axis] if len(own) == len(shape) else 0
+    if axis < 1 or own != [*shape[:axis], tokens, *shape[axis + 1 :]] or not 0 < tokens <= rows:
+        raise node.refused(f"rows of shape {own} do not fit a cache of {shape} along axis {axis}; export it again")
+    given = node.optional(2)
+    start = relax.const(np.zeros(shape[0], _INTEGER)) if given is None else node.emit(as_type(_INTEGER, given))
+    if len(shape) == _HEADS_FIRST and axis == _ROWS - 1 and not is_circular:
+        batch, heads, _, width = shape
+        by_tokens = node.emit(relax.op.permute_dims(new, [0, 2, 1, 3]))
+        flat = node.emit(relax.op.reshape(by_tokens, [batch, tokens, heads * width]))
+        return _appended(node, _Sizes(batch, tokens, heads, heads, width, rows, 0), past, flat, start, keeps_all=True)
+
+    def scattered(past: te.Tensor, new: te.Tensor, start: te.Tensor) -> te.Tensor:
+        def element(*at: Any) -> Any:
+            place = at[axis].astype(_INTEGER) - start(at[0])
+            place = tirx.floormod(place, rows) if is_circular else place
+            inner = tirx.max(tirx.min(place, tokens - 1), 0)
+            is_new = tirx.And(place >= 0, place < tokens)
+            return tirx.if_then_else(is_new, new(*at[:axis], inner, *at[axis + 1 :]), past(*at))
+
+        return te.compute(tuple(shape), element, name="scattered")
+
+    return node.emit(node.builder.call_te(scattered, past, new, start, primfunc_name_hint="scattered"))
+
+
+GROUP_QUERY: Mapping[str, Converter] = {
+    "TensorScatter": _tensor_scatter,
+    "com.microsoft.GroupQueryAttention": _group_query,
+}
 """by ONNX's names"""

@@ -23,7 +23,7 @@ from fractune_workers.children.tvm_api.target import VectorUnit
 _FLOAT, _WHOLE = "float32", "int32"
 UNSEEN = float("-inf")
 """the score of a key that a query does not see"""
-_LOWEST = -3.4028234663852886e38
+LOWEST = -3.4028234663852886e38
 """The largest score of no key. A mask may add it to all scores of a query, and then each key has the same weight."""
 _MOST_ROWS, _MOST_VECTORS = 4, 4
 """of a task, and of the values at a time: the sums stay in registers"""
@@ -55,6 +55,8 @@ class Attention:
     """whether the sum of a row's exponentials has one more, of a number of each head"""
     by_heads: bool = False
     """whether queries and result are (batch, heads, tokens, width)"""
+    zero_unseen: bool = False
+    """whether a query that sees no key has zeros; else it has no number"""
 
     @property
     def group(self) -> int:
@@ -123,7 +125,7 @@ class _Kernel:
         past = self._past[self._batch] if self._past is not None else tirx.const(of.keys - of.tokens, _WHOLE)
         self._seen = [of.seen(past, token.astype(_WHOLE)) for _, token in self._places]
         begin = tirx.max(reduce(tirx.min, [each for each, _ in self._seen]), 0)
-        end = tirx.min(reduce(tirx.max, [each for _, each in self._seen]), of.keys)
+        end = tirx.max(tirx.min(reduce(tirx.max, [each for _, each in self._seen]), of.keys), begin)
         self._scores = builder.alloc_buffer((self._rows, of.keys + self._lanes), _FLOAT)
         self._largest, self._totals = self._numbers(1), self._numbers(1)
         for row in range(self._rows):
@@ -137,7 +139,7 @@ class _Kernel:
 
     def _lowest(self, row: int) -> Any:
         """The score that a query has without a key."""
-        return tirx.const(_LOWEST, _FLOAT) if self._sink is None else self._sink[self._places[row][0]]
+        return tirx.const(LOWEST, _FLOAT) if self._sink is None else self._sink[self._places[row][0]]
 
     def _score(self, key: Any) -> None:
         of = self._of
@@ -198,7 +200,10 @@ class _Kernel:
             total = totals[row, 0]
             if self._sink is not None:
                 total = total + _exponential(self._lowest(row) - self._largest[row, 0])
-            builder.buffer_store(self._totals, tirx.const(1.0, _FLOAT) / total, [row, 0])
+            factor = tirx.const(1.0, _FLOAT) / total
+            if self._of.zero_unseen:
+                factor = tirx.Select(total == tirx.const(0.0, _FLOAT), tirx.const(0.0, _FLOAT), factor)
+            builder.buffer_store(self._totals, factor, [row, 0])
 
     def _sum_values(self, first: int, vectors: int, lanes: int, begin: Any, end: Any) -> None:
         """Some vectors of the result, from its number `first` on."""
