@@ -1,13 +1,13 @@
-"""ONNX's own Attention as one kernel: of float32, with a past, a mask, or a cache that TensorScatter writes.
+"""ONNX's own Attention over a cache as one kernel: of float32, with a past or with a cache that TensorScatter writes.
 
-Other forms are decomposed into the nodes by which ONNX defines the operator.
+Other forms are decomposed into the nodes by which ONNX defines the operator. Without a cache their products can be
+tuned.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto, TypeProto
@@ -26,25 +26,20 @@ _INTEGER = "int32"
 
 def is_whole(node: NodeProto, types: Mapping[str, TypeProto | None]) -> bool:
     """Whether there is one kernel for the node. `types`: of its inputs, by name."""
-    names = [*node.input, *[""] * (_LENGTHS + 1 - len(node.input))]
-    kinds = [getattr(types.get(name), "tensor_type", None) for name in names]
-    if any(name and not _is_fixed(kind) for name, kind in zip(names, kinds, strict=True)):
+    kinds = {at: getattr(types.get(name), "tensor_type", None) for at, name in enumerate(node.input) if name}
+    if any(kind is None or not all(dim.dim_value > 0 for dim in kind.shape.dim) for kind in kinds.values()):
         return False
-    shapes = [
-        [dim.dim_value for dim in kind.shape.dim] if kind and name else []
-        for name, kind in zip(names, kinds, strict=True)
-    ]
-    if any(kind.elem_type != TensorProto.FLOAT for name, kind in zip(names[:3], kinds, strict=False) if name):
+    is_cached = _PAST in kinds or _LENGTHS in kinds
+    if not is_cached or not {each.name for each in node.attribute} <= _KNOWN or any(node.output[_SCORES:]):
         return False
-    if not {each.name for each in node.attribute} <= _KNOWN or (len(node.output) > _SCORES and node.output[_SCORES]):
+    numbers = [getattr(kinds.get(at), "elem_type", 0) for at in range(_MASK + 1)]
+    is_mask = numbers[_MASK] in (0, TensorProto.FLOAT, TensorProto.BOOL)
+    shapes = {at: [dim.dim_value for dim in kind.shape.dim] for at, kind in kinds.items() if kind is not None}
+    if numbers[:_MASK] != [TensorProto.FLOAT] * _MASK or not is_mask or len(shapes[1]) < _RANK - 1:
         return False
-    mask, keys = shapes[_MASK], shapes[1][-2] + (shapes[_PAST][2] if shapes[_PAST] else 0)
-    is_known = kinds[_MASK] is None or kinds[_MASK].elem_type in (TensorProto.FLOAT, TensorProto.BOOL)
-    return not names[_MASK] or (is_known and len(mask) <= _RANK and mask[-1:] == [keys])
-
-
-def _is_fixed(kind: Any) -> bool:
-    return kind is not None and all(dim.dim_value > 0 for dim in kind.shape.dim)
+    keys = shapes[1][-2] + (shapes[_PAST][-2] if len(shapes.get(_PAST, ())) == _RANK else 0)
+    mask = shapes.get(_MASK, [keys])
+    return len(mask) <= _RANK and mask[-1:] == [keys]
 
 
 def _attention(node: OnnxNode) -> list[relax.Expr]:
