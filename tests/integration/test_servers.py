@@ -17,6 +17,7 @@ import pytest
 
 from fractune.features.shapes.join import join
 from fractune.local.model_server import SERVERS, ModelServer, request_of, serving
+from fractune_runtime.serving import MOST_BODY_BYTES
 from tests.support.paths import REPOSITORY
 from tests.support.processes.server_environments import python_of
 
@@ -76,6 +77,10 @@ def test_a_server_answers_as_onnx_runtime_does_and_drains(
                 np.testing.assert_allclose(np.reshape(each["data"], each["shape"]), expected[each["name"]], 1e-4, 1e-5)
         check_metrics(name, server)
         assert server.post(request_of({"ids": texts[0]["ids"]}))[0] == 400
+        assert server.post(b"{")[0] in {400, 422}
+        assert server.post(requests[0].replace(b"1", b"null", 1))[0] in {400, 422}
+        assert server.post(b" " * (MOST_BODY_BYTES + 1))[0] == 413
+        assert server.post(requests[0])[0] == 200
         if name == "kserve":
             check_triton_client(server, wheel, outputs)
         under_way = [clients.submit(server.post, request) for request in requests]

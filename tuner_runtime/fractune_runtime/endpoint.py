@@ -19,7 +19,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
-from fractune_core.codec.plain_json import json_bytes, read_json
+from fractune_core.codec.plain_json import json_bytes, strict_json
 from fractune_core.errors import BadRequest, FractuneError, first_line, shortened
 from fractune_core.files.buckets import BATCH
 from fractune_core.share_kinds import CPU
@@ -100,7 +100,7 @@ class Endpoint:
         """As `infer`, of a request's body or of the JSON in it. The answer is text; NaN and infinity are null there."""
         if isinstance(request, bytes):
             try:
-                request = read_json(request)
+                request = strict_json(request)
             except ValueError as error:
                 raise BadRequest(f"the request is not JSON ({shortened(first_line(error), 80)})") from error
         return json_bytes(await self.infer(request))
@@ -192,10 +192,11 @@ def arrays_in(request: Any) -> dict[str, Array]:
     inputs = request.get("inputs") if isinstance(request, dict) else None
     if not isinstance(inputs, list):
         raise BadRequest("the request has no list 'inputs'")
-    return dict(map(_array_in, inputs))
+    return dict(map(array_in, inputs))
 
 
-def _array_in(tensor: Any) -> tuple[str, Array]:
+def array_in(tensor: Any) -> tuple[str, Array]:
+    """The name of an input in JSON, and its data. Raises BadRequest."""
     import numpy as np
 
     name = tensor.get("name") if isinstance(tensor, dict) else None
@@ -226,7 +227,10 @@ def _numbers(name: str, data: Any, dtype: Any) -> Array:
     if not fits:
         raise BadRequest(f"input {name!r}: 'data' are not numbers of {dtype}")
     with np.errstate(over="ignore"):
-        return given.astype(dtype)
+        found: Array = given.astype(dtype)
+    if dtype.kind == "f" and not np.isfinite(found).all():
+        raise BadRequest(f"input {name!r}: 'data' has numbers that {dtype} does not hold")
+    return found
 
 
 def described(name: str, array: Array) -> dict[str, Any]:

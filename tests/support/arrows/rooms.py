@@ -524,7 +524,8 @@ ROOMS = {
     "fractune_runtime.serving": room(
         *CORE,
         "fractune_runtime",
-        *("fastapi", "kserve", "litserve", "prometheus_client", "ray", "triton_python_backend_utils", "uvicorn"),
+        *("fastapi", "kserve", "litserve", "prometheus_client", "pydantic", "ray", "uvicorn"),
+        "triton_python_backend_utils",
     ),
     "fractune_runtime.tvm_runtime": room(*CORE, lazily=("tvm_ffi", "tvm_ffi_orcjit", "numpy", "ml_dtypes")),
 }

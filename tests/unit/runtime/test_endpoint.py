@@ -109,6 +109,7 @@ def test_more_than_may_wait_is_refused(batches: Path, monkeypatch: pytest.Monkey
         ({"inputs": [{"name": "x", "datatype": "INT64", "shape": [1], "data": [1.5]}]}, "not numbers"),
         ({"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1], "data": [-1]}]}, "not numbers"),
         ({"inputs": [{"name": "x", "datatype": "BOOL", "shape": [1], "data": ["no"]}]}, "not numbers"),
+        ({"inputs": [{"name": "x", "datatype": "FP16", "shape": [1], "data": [1e9]}]}, "float16 does not hold"),
         ({"inputs": [{"name": "strange", "datatype": "FP32", "shape": [1], "data": [1]}]}, "strange"),
     ],
 )
@@ -117,7 +118,9 @@ def test_a_wrong_request_is_named(small: Small, request_json: Any, complaint: st
         asyncio.run(endpoint.infer(request_json))
 
 
-@pytest.mark.parametrize(("body", "complaint"), [(b"[" * 5000, "nested too deeply"), (b"{", "not JSON")])
+@pytest.mark.parametrize(
+    ("body", "complaint"), [(b"[" * 5000, "nested too deeply"), (b"{", "not JSON"), (b"[NaN]", "not JSON")]
+)
 def test_a_body_that_is_not_json_is_named(small: Small, body: bytes, complaint: str) -> None:
     with Endpoint(small.bundle) as endpoint, pytest.raises(BadRequest, match=complaint):
         asyncio.run(endpoint.infer_json(body))

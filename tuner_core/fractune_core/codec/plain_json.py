@@ -78,6 +78,16 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def strict_json(text: bytes) -> Any:
+    """As `read_json`, several times as fast. Raises ValueError also for NaN, infinity and larger numbers, which JSON
+    does not have.
+    """
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def json_bytes(data: Any) -> bytes:
     """As `json.dumps`, several times as fast. NaN and infinity become null."""
     return msgspec.json.encode(data)

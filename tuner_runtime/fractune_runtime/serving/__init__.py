@@ -20,11 +20,10 @@ HOST = os.environ.get("HOST", "0.0.0.0")  # noqa: S104  a container's probes and
 JSON = "application/json"
 MOST_BODY_BYTES = 64 << 20
 """of a request"""
-_MOST_HELD_BYTES = 4 * MOST_BODY_BYTES
+_MOST_HELD_BYTES = _MOST_DROPPED_BYTES = 4 * MOST_BODY_BYTES
 _SILENT_S = 30.0
 """of a client in the middle of its request"""
 _Message = dict[str, Any]
-_GONE: _Message = {"type": "http.disconnect"}
 _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
 
@@ -107,27 +106,33 @@ class _Body:
     def __init__(self, limit: BodyLimit, receive: _Receive) -> None:
         self._limit, self._receive = limit, receive
         self._is_whole = False
+        self._dropped_bytes = 0
         self.held_bytes = 0
         self.refusal: tuple[int, str] | None = None
 
     async def receive(self) -> _Message:
-        if self._is_whole:
-            return await self._receive()
-        try:
-            message = await asyncio.wait_for(self._receive(), _SILENT_S)
-        except TimeoutError:
-            self.refusal = 408, f"the request stopped for {_SILENT_S:.0f} s"
-            return _GONE
-        size, self._is_whole = len(message.get("body", b"")), not message.get("more_body", False)
-        if self.held_bytes + size > MOST_BODY_BYTES:
-            self.refusal = 413, f"the request has more than {MOST_BODY_BYTES:,} bytes; send fewer rows at once"
-        elif self._limit.held_bytes + size > _MOST_HELD_BYTES:
-            self.refusal = 503, "other requests are too large together; ask later, or ask another server"
-        else:
-            self.held_bytes += size
-            self._limit.held_bytes += size
-            return message
-        return _GONE
+        while not self._is_whole and self._dropped_bytes <= _MOST_DROPPED_BYTES:
+            try:
+                message = await asyncio.wait_for(self._receive(), _SILENT_S)
+            except TimeoutError:
+                self.refusal = 408, f"the request stopped for {_SILENT_S:.0f} s"
+                break
+            size, self._is_whole = len(message.get("body", b"")), not message.get("more_body", False)
+            if self._keeps(size):
+                return message
+            self._dropped_bytes += size  # a client that still sends would see no answer
+        return await self._receive() if self.refusal is None else {"type": "http.disconnect"}
+
+    def _keeps(self, size: int) -> bool:
+        if self.refusal is None:
+            if self.held_bytes + size > MOST_BODY_BYTES:
+                self.refusal = 413, f"the request has more than {MOST_BODY_BYTES:,} bytes; send fewer rows at once"
+            elif self._limit.held_bytes + size > _MOST_HELD_BYTES:
+                self.refusal = 503, "other requests are too large together; ask later, or ask another server"
+            else:
+                self.held_bytes += size
+                self._limit.held_bytes += size
+        return self.refusal is None
 
 
 def _error(error: object) -> bytes:

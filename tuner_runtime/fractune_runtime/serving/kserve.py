@@ -6,12 +6,12 @@ BUNDLE=model.fractune python -m fractune_runtime.serving.kserve --http_port 8080
 from typing import Any
 from uuid import uuid4
 
-from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer
+from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model, ModelServer
 from kserve.errors import InvalidInput, ServerNotReady
 from kserve.model_server import app
 
 from fractune_runtime import errors, serving
-from fractune_runtime.endpoint import TYPE_OF, Busy
+from fractune_runtime.endpoint import TYPE_OF, Busy, array_in
 
 
 class Bundle(Model):
@@ -22,7 +22,7 @@ class Bundle(Model):
 
     async def predict(self, payload: InferRequest, *_: Any, **__: Any) -> InferResponse:
         try:
-            outputs = await self.endpoint.answer({each.name: each.as_numpy() for each in payload.inputs})
+            outputs = await self.endpoint.answer(dict(map(_array_of, payload.inputs)))
         except errors.BadRequest as error:
             raise InvalidInput(str(error)) from error
         except Busy as error:
@@ -33,6 +33,17 @@ class Bundle(Model):
         return InferResponse(
             payload.id or uuid4().hex, self.name, answers, use_binary_outputs=payload.use_binary_outputs
         )
+
+
+def _array_of(given: InferInput) -> tuple[str, Any]:
+    """`as_numpy` takes what is sent in binary. In JSON it would also take texts and nulls. Raises BadRequest."""
+    if isinstance(given.data, list):
+        names = ("name", "datatype", "shape", "data")
+        return array_in({name: getattr(given, name) for name in names})
+    try:
+        return given.name, given.as_numpy()
+    except ValueError as error:
+        raise errors.BadRequest(f"input '{errors.one_line(given.name)}': {errors.first_line(error)}") from error
 
 
 if __name__ == "__main__":

@@ -9,8 +9,15 @@ from typing import Any
 import litserve
 from fastapi import Response
 from prometheus_client import start_http_server
+from pydantic import BaseModel
 
 from fractune_runtime import serving
+
+
+class Body(BaseModel):
+    """FastAPI reads it, and answers 422 to what is not such JSON. LitServe itself would answer 500."""
+
+    inputs: list[Any]
 
 
 class Bundle(litserve.LitAPI):
@@ -21,7 +28,10 @@ class Bundle(litserve.LitAPI):
         self.endpoint = serving.endpoint()
         start_http_server(int(os.environ.get("METRICS_PORT", "9090")), serving.HOST)
 
-    async def predict(self, request: Any) -> Response:
+    def decode_request(self, request: Body) -> dict[str, Any]:
+        return {"inputs": request.inputs}
+
+    async def predict(self, request: dict[str, Any]) -> Response:
         return Response(*await serving.answered(self.endpoint, request), media_type=serving.JSON)
 
 
