@@ -91,10 +91,14 @@ def _trial(record: TuningRecord) -> Trial:
 
 
 def model_progress(job: JobStatus, trials: Sequence[Trial], share: str) -> list[Point]:
-    """The sum of the operators' best times, each as often as the model has it. It begins when all have one."""
+    """The sum of the operators' best times, each as often as the model has it. It begins when all have one; those that
+    the job did not try have their time in the log.
+    """
     weights = {each.workload_hash: each.weight for each in job.operators if each.selected}
-    best: dict[str, float] = {}
-    points, total = [], 0.0
+    tried = {trial.workload_hash for _, trial in _at(trials, share) if math.isfinite(trial.median_s)}
+    best = {each.workload_hash: each.best_s[share] for each in job.operators if share in each.best_s and each.selected}
+    best = {workload: secs for workload, secs in best.items() if workload not in tried}
+    points, total = [], sum(weights[workload] * secs for workload, secs in best.items())
     for number, trial in _at(trials, share):
         workload, before = trial.workload_hash, best.get(trial.workload_hash, math.inf)
         if workload in weights and trial.median_s < before:

@@ -41,6 +41,15 @@ def test_the_model_has_a_best_once_every_selected_operator_has_one() -> None:
     assert model_progress(JOB, trials, "cpu:1") == [Point(3, 3.0, 7.0), Point(4, 4.0, 5.0)]
 
 
+def test_operators_that_the_job_did_not_try_have_their_time_in_the_log() -> None:
+    known = [replace(each, best_s={"cpu:1": 2.0}) for each in JOB.operators]
+    trials = [trial(1, "aa", 3.0), trial(2, "aa", 2.0)]
+    assert model_progress(replace(JOB, operators=tuple(known)), trials, "cpu:1") == [
+        Point(1, 1.0, 8.0),
+        Point(2, 2.0, 6.0),
+    ]
+
+
 def test_what_the_last_trials_gained_and_earlier_phases_say_how_long_it_takes() -> None:
     done = replace(JOB, name="jobs/j0", state=JobState.DONE, progress=JobProgress(phases_s={"timing": 9.0}))
     trials = [trial(1, "aa", 3.0), trial(2, "bb", 1.0), *(trial(at, "aa", 3.0) for at in range(3, 41))]

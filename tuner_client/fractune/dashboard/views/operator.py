@@ -22,6 +22,8 @@ from fractune_core.records import TuningRecord
 
 MOST_SCHEDULES = 1000
 """the newest"""
+_NAME = 48
+"""letters in a heading"""
 _MOST_LISTED = 12
 """of the fastest at each share"""
 
@@ -46,7 +48,7 @@ def operator_page(
     ran = sorted((each for each in records if math.isfinite(each.median_s)), key=lambda each: each.median_s)
     ways = {way: place % COLOURS for place, way in enumerate(dict.fromkeys(each.implementation for each in ran))}
     return Page(
-        f"{name}: {job.name}",
+        f"{name if len(name) <= _NAME else f'{name[:_NAME]}...'}: {job.name}",
         {
             "job": job.name,
             "operator": {**asdict(operator), "arithmetic": operator.arithmetic and asdict(operator.arithmetic)},
@@ -68,6 +70,7 @@ def operator_page(
             ("the whole job", job_path(job.name)),
             ("its records", f"/log?job={job.name}&operator={operator.workload_hash}"),
         ],
+        lead=name if len(name) > _NAME else "",
         first=[_times(job, operator)],
         dots=[picture for share in job.tuned_at if (picture := _picture(job, share, ran, ways))],
         charts=progress_charts(progress, of, {share: operator.untuned_s.get(share) for share in progress}),
@@ -118,7 +121,7 @@ def _picture(job: JobStatus, share: str, ran: Sequence[TuningRecord], ways: dict
     begin, end = (pick(each.measured_at for each in found) for pick in (min, max))
     dots = [
         Dot(
-            10 + 89 * (each.measured_at - begin) / (end - begin or 1.0),
+            16 + 83 * (each.measured_at - begin) / (end - begin or 1.0),
             95 - 85 * (math.log(each.median_s) - least) / (most - least or 1.0),
             ways[each.implementation],
             f"{time_text(each.median_s)}, {each.implementation or 'direct'}: {decisions_text(each.trace)}",
@@ -127,9 +130,15 @@ def _picture(job: JobStatus, share: str, ran: Sequence[TuningRecord], ways: dict
     ]
     middle = math.exp((least + most) / 2)
     marks = [(95.0, time_text(found[0].median_s)), (52.5, time_text(middle)), (10.0, time_text(found[-1].median_s))]
-    ends = tuple(f"{span_text(max(0.0, at - job.created_at))} after the job was created" for at in (begin, end))
+    ends = tuple(f"after {span_text(max(0.0, at - job.created_at))}" for at in (begin, end))
     legend = [(colour, way or "direct") for way, colour in ways.items()]
-    return Dots(f"Schedules at {share} by implementation, on a log scale", (ends[0], ends[1]), dots, marks, legend)
+    return Dots(
+        f"Schedules at {share} by implementation, on a log scale, over the time of the job",
+        (ends[0], ends[1]),
+        dots,
+        marks,
+        legend,
+    )
 
 
 def _fastest(job: JobStatus, ran: Sequence[TuningRecord]) -> Block:

@@ -251,7 +251,7 @@ def _waiting(waiting: tuple[WaitingWork, ...], now: float) -> Block:
         )
         for each in waiting
     )
-    return Block("Work in queues", columns, rows, (), "no work waits for a worker")
+    return Block("Work in queues", columns, rows, (), "no work waits for a worker", is_folded=not rows)
 
 
 def _workers(seen: Snapshot, empty: str = "no worker is there; start one") -> Block:
