@@ -303,7 +303,7 @@ def _links(found: JobStatus) -> list[tuple[str, str]]:
     log = ("its records", f"/log?job={quote(found.name, safe='')}")
     compare = ("compare with another job", f"/compare?a={quote(found.name, safe='')}")
     bundle = [("download the bundle", f"{job_path(found.name)}/bundle")] if found.bundle else []
-    return [*bundle, log, compare, ("its model over all jobs, and fit", model_path(found.model))]
+    return [*bundle, log, compare, ("its model", model_path(found.model))]
 
 
 def _untuned_s(found: JobStatus, share: str) -> float | None:
