@@ -10,6 +10,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -293,16 +294,19 @@ class Site:
     async def _job(self, request: Request) -> Page:
         name = Collection.JOBS.of(request.path_params["id"])
         found = await self._status(name)
-        trials = await self._follower.answer(("trials", name), self._trials_of(found).update)
+        followed, whole = self._trials_of(found), wants_json(request)
+        trials = await self._follower.answer(("trials", name, whole), partial(followed.update, whole=whole))
         seen = self._follower.snapshot
         found = paced(found, trials, seen.jobs)
+        is_whole = followed.is_whole
         if chosen := operator.named_operator(found, request.query_params.get("operator", "")):
-            return await self._operator(found, chosen, trials)
+            return replace(await self._operator(found, chosen, trials), is_whole=is_whole)
         parts = part_jobs(found, seen.jobs)
         timed = await self._runtimes(found.model)
         only = {each: request.query_params.get(each, "") for each in FILTERS}
         missing, before = overview.missing_workers(found, seen), job.job_before(found, seen.jobs)
-        return job.job(found, trials, only, parts, timed, missing, before, may_cancel=self._may_cancel)
+        page = job.job(found, trials, only, parts, timed, missing, before, may_cancel=self._may_cancel)
+        return replace(page, is_whole=is_whole)
 
     async def _operator(self, found: JobStatus, chosen: OperatorStatus, trials: Sequence[Trial]) -> Page:
         def records(client: Client) -> Sequence[TuningRecord]:

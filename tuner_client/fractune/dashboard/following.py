@@ -16,7 +16,7 @@ from itertools import chain, repeat
 from typing import Any, TypeVar
 
 from fractune.features.client import Client
-from fractune.features.log.log import FilterOptions
+from fractune.features.log.log import FilterOptions, Records
 from fractune.server.job_status import Fleet, JobStatus, OfferedShare, Worker
 from fractune.server.pace import Pace
 from fractune_core.errors import FractuneError, ServerUnreachable
@@ -27,6 +27,8 @@ MOST_TRIALS = 20_000
 """of one job, the newest; they bound the memory of the process"""
 _PAGES = (1, 10, 100, 1000)
 """sizes of the pages that are read; usually the newest trial is known already"""
+_LATER = 5
+"""pages of older ones that a call reads"""
 
 
 @dataclass(frozen=True)
@@ -56,33 +58,56 @@ class JobTrials:
     """The trials of a job. Only those that are new since the last call are asked for. Thread-safe."""
 
     def __init__(self, job: str, namespace: str = "") -> None:
-        self._job, self._namespace = job, namespace
+        self._only: FilterOptions = {"job": job, "kind": Kind.TRIAL, "namespace": namespace}
         self._trials: tuple[Trial, ...] = ()
+        self._older = ""
+        """the page of those that are not read yet"""
         self._reading = threading.Lock()
         """Two readings at the same time would both add what is new."""
 
-    def update(self, client: Client) -> tuple[Trial, ...]:
-        """Oldest first, at most `MOST_TRIALS`."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether none is left to read."""
+        return not self._older or len(self._trials) >= MOST_TRIALS
+
+    def update(self, client: Client, *, whole: bool = False) -> tuple[Trial, ...]:
+        """Oldest first, at most `MOST_TRIALS`. The first call reads a thousand, which takes a fifth of a second, and
+        each later one some more, unless the `whole` is wanted.
+        """
         with self._reading:
-            found = self._new(client)
+            found, older = self._read(client, whole=whole)
             if found:
                 in_order = sorted((*self._trials, *found), key=lambda each: each.measured_at)
                 self._trials = tuple(in_order[-MOST_TRIALS:])
+            self._older = older
             return self._trials
 
-    def _new(self, client: Client) -> list[Trial]:
-        """From the newest back to one that is known. Nothing is kept of a reading that fails on its way."""
+    def _read(self, client: Client, *, whole: bool) -> tuple[list[Trial], str]:
+        """From the newest back to one that is known, then older ones, and the page of the rest. Nothing is kept of a
+        reading that fails on its way.
+        """
         known = {each.record_id for each in self._trials}
         found: dict[str, Trial] = {}
-        page = ""
-        for size in chain(_PAGES, repeat(_PAGES[-1])):
-            only: FilterOptions = {"job": self._job, "kind": Kind.TRIAL, "namespace": self._namespace}
-            records = client.log.query(limit=size, page=page, **only)
-            found |= {each.record_id: _trial(each) for each in records if each.record_id not in known}
+
+        def read(size: int, page: str) -> Records:
+            records = client.log.query(limit=size, page=page, **self._only)
+            found.update((each.record_id, _trial(each)) for each in records if each.record_id not in known)
+            return records
+
+        page, older = "", self._older
+        for number, size in enumerate(chain(_PAGES, repeat(_PAGES[-1])), 1):
+            records = read(size, page)
             page = records.next_page
             if not page or len(found) >= MOST_TRIALS or any(each.record_id in known for each in records):
                 break
-        return list(found.values())
+            if not known and number == len(_PAGES):
+                older = page
+                break
+        for _ in repeat(None) if whole else range(_LATER if known else 0):
+            if not older or len(known) + len(found) >= MOST_TRIALS:
+                break
+            older = read(_PAGES[-1], older).next_page
+        return list(found.values()), older
 
 
 def _trial(record: TuningRecord) -> Trial:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from fractune.dashboard.views.page import Block, Cell, Dot, Dots, Field, Page, job_path, moment
+from fractune.dashboard.views.page import Block, Cell, Dot, Dots, Field, Page, columns_of, job_path, moment
 from fractune.features.client import Client
 from fractune.features.log.code import ScheduleCode, decisions_text
 from fractune.features.log.log import Records
@@ -55,10 +55,7 @@ def place_of(given: Mapping[str, str]) -> dict[str, str]:
 
 def _records(found: Records, where: Mapping[str, str]) -> Block:
     """`where` they are in the log: its order and page."""
-    columns = (
-        *(("measured", False), ("kind", False), ("operator", False), ("share", False), ("granted", False)),
-        *(("median", True), ("spread", True), ("status", False), ("device", False), ("job", False)),
-    )
+    columns = columns_of("measured, kind, operator, share, granted, #median, #spread, status, device, job")
     rows = tuple(_row(record, where) for record in found)
     return Block("Records", columns, rows, empty="no record passes this filter")
 
@@ -84,18 +81,23 @@ def record_path(record: TuningRecord, where: Mapping[str, str], more: str = "") 
     """With what narrows the search for it, and where the search begins: the contract finds no record by its name.
     `more` is the rest of the path.
     """
-    narrowed = {"job": record.job, "operator": record.workload_hash, "namespace": record.namespace, **where}
+    narrowed = {"job": _job_name(record), "operator": record.workload_hash, "namespace": record.namespace, **where}
     given = {name: value for name, value in narrowed.items() if value}
     return f"/log/records/{quote(record.record_id, safe='')}{more}?{urlencode(given)}"
 
 
 def _job_cell(record: TuningRecord) -> Cell:
-    """An imported record may name anything as its job."""
+    name = _job_name(record)
+    return Cell(Collection.JOBS.parse(name), job_path(name)) if name else Cell(one_line(record.job) or "-")
+
+
+def _job_name(record: TuningRecord) -> str:
+    """Empty without a job: an imported record may name anything as its own, which no filter takes."""
     name = record.job if record.job.startswith("jobs/") else f"jobs/{record.job}"
     try:
-        return Cell(Collection.JOBS.parse(name), job_path(name))
+        return name if Collection.JOBS.parse(name) else ""
     except BadRequest:
-        return Cell(one_line(record.job) or "-")
+        return ""
 
 
 def record_page(record: TuningRecord, where: Mapping[str, str]) -> Page:
@@ -132,7 +134,7 @@ def find_code(client: Client, record: TuningRecord) -> ScheduleCode | str:
 
 def code_page(record: TuningRecord, found: ScheduleCode | str) -> Page:
     """The program of a measured schedule; where it cannot be built, its decisions, and the command for elsewhere."""
-    options = {"--job": record.job, "--operator": record.workload_hash, "--namespace": record.namespace}
+    options = {"--job": _job_name(record), "--operator": record.workload_hash, "--namespace": record.namespace}
     words = [word for option, value in options.items() if value for word in (option, one_line(value))]
     command = shlex.join(["fractune", "log", "code", record.record_id, *words])
     made = found if isinstance(found, ScheduleCode) else None

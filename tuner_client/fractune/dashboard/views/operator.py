@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from fractune.dashboard.following import Trial, operator_progress
 from fractune.dashboard.views.log import record_path
-from fractune.dashboard.views.page import Block, Cell, Dot, Dots, Page, cross_block, job_path, moment
+from fractune.dashboard.views.page import Block, Cell, Dot, Dots, Page, columns_of, cross_block, job_path, moment
 from fractune.dashboard.views.parts import COLOURS, kind_of, roof_cell
 from fractune.dashboard.views.progress import points_block, progress_charts
 from fractune.features.log.code import decisions_text
@@ -84,9 +84,8 @@ def operator_page(
 
 def _times(job: JobStatus, operator: OperatorStatus) -> Block:
     """Inside the model and alone, at each share."""
-    columns = (
-        *(("share", False), ("inside the model", True), ("of the model", True), ("once inside", True)),
-        *(("once alone", True), ("untuned", True), ("gain", True), ("of roof", True), ("implementation", False)),
+    columns = columns_of(
+        "share, #inside the model, #of the model, #once inside, #once alone, #untuned, #gain, #of roof, implementation"
     )
     results = {each.share: each for each in job.tuned_results}
     rows = []
@@ -143,10 +142,7 @@ def _picture(job: JobStatus, share: str, ran: Sequence[TuningRecord], ways: dict
 
 def _fastest(job: JobStatus, ran: Sequence[TuningRecord]) -> Block:
     """The fastest schedules at each share, with links to their records and code."""
-    columns = (
-        *(("share", False), ("median", True), ("implementation", False), ("decisions", False)),
-        *(("measured", False), ("", False)),
-    )
+    columns = columns_of("share, #median, implementation, decisions, measured, ")
     shown = [each for share in job.tuned_at for each in [one for one in ran if one.share == share][:_MOST_LISTED]]
     rows = tuple(
         (

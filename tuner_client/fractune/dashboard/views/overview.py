@@ -15,6 +15,7 @@ from fractune.dashboard.views.page import (
     Field,
     Page,
     Tile,
+    columns_of,
     failures_block,
     inputs_text,
     job_data,
@@ -227,7 +228,7 @@ def _card(job: JobStatus, seen: Snapshot) -> Tile:
 
 def _failed(failed: Sequence[JobStatus]) -> Block:
     """The whole message of each."""
-    columns = (("job", False), ("model", False), ("created", False), ("message", False))
+    columns = columns_of("job, model, created, message")
     rows = tuple(
         (
             Cell(job.name.removeprefix("jobs/"), job_path(job.name)),
@@ -241,7 +242,7 @@ def _failed(failed: Sequence[JobStatus]) -> Block:
 
 
 def _waiting(waiting: tuple[WaitingWork, ...], now: float) -> Block:
-    columns = (("for", False), ("share", False), ("pieces", True), ("oldest waits for", True))
+    columns = columns_of("for, share, #pieces, #oldest waits for")
     rows = tuple(
         (
             Cell(each.role),
@@ -256,10 +257,7 @@ def _waiting(waiting: tuple[WaitingWork, ...], now: float) -> Block:
 
 def _workers(seen: Snapshot, empty: str = "no worker is there; start one") -> Block:
     """Live ones, and those that were lost in the last minutes first."""
-    columns = (
-        *(("worker", False), ("role", False), ("now", False), ("share", False), ("granted", False)),
-        *(("since", False), ("host", False), ("pid", True), ("device", False)),
-    )
+    columns = columns_of("worker, role, now, share, granted, since, host, #pid, device")
     lost = [
         _worker_row(each.worker, f"lost; last seen {each.worker.state}".strip(), each.seen_at)
         for each in seen.lost_workers

@@ -227,6 +227,8 @@ class Page:
     """texts and paths"""
     is_live: bool = True
     """whether it is shown anew when the server has changed"""
+    is_whole: bool = True
+    """False: its curves are of the newest trials, and it is shown again in a second with more of them"""
     status: int = field(default=200)
     """of HTTP"""
 
@@ -234,6 +236,11 @@ class Page:
 def grouped(form: Sequence[Field]) -> list[tuple[str, list[Field]]]:
     """The fields by group, in order."""
     return [(name, list(fields)) for name, fields in groupby(form, key=lambda each: each.group)]
+
+
+def columns_of(headings: str) -> tuple[tuple[str, bool], ...]:
+    """The columns of a block, by their headings: `job, model, #trials`. Those with a `#` hold numbers."""
+    return tuple((each.removeprefix("#"), each.startswith("#")) for each in headings.split(", "))
 
 
 def block_of(table: Table, heading: str = "", empty: str = "nothing yet", *, is_folded: bool = False) -> Block:
@@ -406,7 +413,7 @@ def plain_moment(secs: float) -> str:
 def failures_block(heading: str, failures: Mapping[str, float]) -> Block:
     """A row for each cause of `failures`, the number of failed measurements by cause."""
     rows = tuple((Cell(cause), Cell(f"{count:g}")) for cause, count in failures.items())
-    columns = (("cause", False), ("number", True))
+    columns = columns_of("cause, #number")
     return Block(heading, columns, rows, empty="none failed", is_folded=not rows)
 
 

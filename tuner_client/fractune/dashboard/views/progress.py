@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fractune.dashboard.following import MOST_TRIALS, Point
-from fractune.dashboard.views.page import Block, Cell, Chart, Series
+from fractune.dashboard.views.page import Block, Cell, Chart, Series, columns_of
 from fractune.text.text import span_text, time_text
 
 _MOST_POINTS = 400
@@ -51,7 +51,7 @@ def _steps(x: Sequence[float], points: Sequence[tuple[float, float]]) -> list[fl
 
 def points_block(progress: Progress, of: str, trials: int) -> Block:
     """The numbers of the charts, the newest first, from so many trials of the job."""
-    columns = (("share", False), ("trials", True), ("after", True), ("best", True))
+    columns = columns_of("share, #trials, #after, #best")
     rows = [
         (
             point.after_s,

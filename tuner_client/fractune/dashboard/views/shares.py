@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from fractune.dashboard.following import Snapshot
-from fractune.dashboard.views.page import Block, Cell, Page, moment
+from fractune.dashboard.views.page import Block, Cell, Page, columns_of, moment
 from fractune.server.job_status import OfferedShare
 from fractune_core.analysis.noise import DEFAULT_MARGIN, NoiseAdvice
 from fractune_core.shares import units_text
@@ -21,10 +21,7 @@ Advice = Mapping[str, NoiseAdvice | None]
 
 def shares(seen: Snapshot, advice: Advice | str) -> Page:
     """A text in place of the `advice` says why it is not known."""
-    columns = (
-        *(("share", False), ("granted", False), ("proved", False), ("device", False), ("cores or SMs", True)),
-        *(("cache", True), ("measurers", True)),
-    )
+    columns = columns_of("share, granted, proved, device, #cores or SMs, #cache, #measurers")
     return Page(
         "Shares",
         {
@@ -43,9 +40,9 @@ def shares(seen: Snapshot, advice: Advice | str) -> Page:
 
 
 def _advice_block(advice: Advice | str) -> Block:
-    columns = (
-        *(("share", False), ("measurers at a time", True), ("longer timing within", True)),
-        *(("rank agreement (tau)", True), ("loss of the winner", True), ("builds beside", False), ("measured", False)),
+    columns = columns_of(
+        "share, #measurers at a time, #longer timing within, #rank agreement (tau), #loss of the winner, "
+        "builds beside, measured"
     )
     if isinstance(advice, str):
         return Block("Advice of fractune noise", columns, (), empty=advice)
