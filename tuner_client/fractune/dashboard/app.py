@@ -294,8 +294,10 @@ class Site:
     async def _job(self, request: Request) -> Page:
         name = Collection.JOBS.of(request.path_params["id"])
         found = await self._status(name)
-        followed, whole = self._trials_of(found), wants_json(request)
-        trials = await self._follower.answer(("trials", name, whole), partial(followed.update, whole=whole))
+        followed = self._trials_of(found)
+        trials = await self._follower.answer(("trials", name), followed.update)
+        while wants_json(request) and not followed.is_whole:
+            trials = await asyncio.to_thread(followed.update, self._client)
         seen = self._follower.snapshot
         found = paced(found, trials, seen.jobs)
         is_whole = followed.is_whole

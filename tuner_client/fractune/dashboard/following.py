@@ -70,19 +70,19 @@ class JobTrials:
         """Whether none is left to read."""
         return not self._older or len(self._trials) >= MOST_TRIALS
 
-    def update(self, client: Client, *, whole: bool = False) -> tuple[Trial, ...]:
+    def update(self, client: Client) -> tuple[Trial, ...]:
         """Oldest first, at most `MOST_TRIALS`. The first call reads a thousand, which takes a fifth of a second, and
-        each later one some more, unless the `whole` is wanted.
+        each later one some thousands more.
         """
         with self._reading:
-            found, older = self._read(client, whole=whole)
+            found, older = self._read(client)
             if found:
                 in_order = sorted((*self._trials, *found), key=lambda each: each.measured_at)
                 self._trials = tuple(in_order[-MOST_TRIALS:])
             self._older = older
             return self._trials
 
-    def _read(self, client: Client, *, whole: bool) -> tuple[list[Trial], str]:
+    def _read(self, client: Client) -> tuple[list[Trial], str]:
         """From the newest back to one that is known, then older ones, and the page of the rest. Nothing is kept of a
         reading that fails on its way.
         """
@@ -103,7 +103,7 @@ class JobTrials:
             if not known and number == len(_PAGES):
                 older = page
                 break
-        for _ in repeat(None) if whole else range(_LATER if known else 0):
+        for _ in range(_LATER if known else 0):
             if not older or len(known) + len(found) >= MOST_TRIALS:
                 break
             older = read(_PAGES[-1], older).next_page

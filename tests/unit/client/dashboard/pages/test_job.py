@@ -6,6 +6,8 @@ import html
 import json
 import re
 
+import pytest
+
 from fractune_core.codec.messages import to_proto
 from fractune_core.operators import node_text, refusal_text
 from fractune_core.pb import fractune_pb2 as pb
@@ -41,6 +43,19 @@ def test_an_operator_has_a_page_by_its_name_or_hash(pages: Pages, server: Script
     ]
     assert "/log/records/r2/code?" in page
     assert "operator" not in pages.data(f"{JOB}?operator=other")
+
+
+def test_a_job_of_many_trials_is_shown_before_they_are_read(
+    pages: Pages, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fractune.dashboard.following._PAGES", (1, 1))
+    monkeypatch.setattr("fractune.dashboard.following._LATER", 1)
+    server.records = [
+        to_proto(record(f"r{number}", job=JOB, measured_at=number), pb.Record) for number in range(9, 0, -1)
+    ]
+    assert "more are being read" in pages.page(JOB).text
+    assert [each["after_s"] for each in pages.data(JOB)["progress"]["cpu:1"]] == [1.0], "the oldest of equal ones"
+    until(lambda: "more are being read" not in pages.page(JOB).text)
 
 
 def test_operators_are_filtered_without_a_script(pages: Pages, server: ScriptedServer) -> None:
