@@ -62,9 +62,7 @@ _LIMIT = r"[0-9]{1,2}=[0-9]{1,15}[KMGkmg]?[Bb]?"
 _VARIABLES = {
     MPS_PERCENTAGE: _PERCENT,
     MPS_PIPE_DIRECTORY: _Variable(r"/.*", "an absolute path"),
-    MPS_MEMORY_LIMIT: _Variable(
-        r"[0-9]{1,2}=[0-9]{1,15}[KMGkmg]?[Bb]?(,[0-9]{1,2}=[0-9]{1,15}[KMGkmg]?[Bb]?)*", "0=8G"
-    ),
+    MPS_MEMORY_LIMIT: _Variable(rf"{_LIMIT}(,{_LIMIT})*", "0=8G"),
     HAMI_LIMIT: _Variable(r"100|[0-9]{1,2}", "a whole number from 0 to 100"),
     f"{HAMI_LIMIT}_0": _Variable(r"100|[0-9]{1,2}", "a whole number from 0 to 100"),
     HAMI_POLICY: _Variable(r"(?i)default|force|disable", "default, force or disable"),

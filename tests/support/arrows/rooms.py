@@ -275,7 +275,6 @@ ROOMS = {
     "fractune_workers.children.tvm_api.prefetches": child_room(),
     "fractune_workers.children.importing": child_room(
         "fractune_workers.children.importing.limits",
-        "fractune_workers.children.importing.raw_tensors",
         "fractune_workers.children.layouts",
         "fractune_workers.children.recurrent",
         "fractune_workers.children.rewriting",
@@ -284,7 +283,6 @@ ROOMS = {
         lazily=("fractune_workers.children.importing.onnx_models", "torch"),
     ),
     "fractune_workers.children.importing.limits": room(*CORE),
-    "fractune_workers.children.importing.raw_tensors": room(*CORE, "fractune_workers.children.importing.limits"),
     "fractune_workers.children.importing.onnx_graph": room(*CORE, "google.protobuf", "onnx"),
     "fractune_workers.children.importing.operators": child_room(
         "fractune_workers.children.importing.onnx_graph",
@@ -304,7 +302,6 @@ ROOMS = {
         "fractune_workers.children.importing.limits",
         "fractune_workers.children.importing.onnx_graph",
         "fractune_workers.children.importing.operators",
-        "fractune_workers.children.importing.raw_tensors",
         "fractune_workers.children.importing.rolling",
         "fractune_workers.children.rewriting",
         "fractune_workers.children.tvm_api",

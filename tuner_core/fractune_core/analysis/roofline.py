@@ -92,12 +92,6 @@ def roof_part(least_s: float | None, measured_s: float | None) -> float | None:
     return part if part <= DOUBTFUL else None
 
 
-def is_near(least_s: float | None, measured_s: float | None) -> bool:
-    """Whether the roof leaves almost nothing to gain. False when that is not known."""
-    part = roof_part(least_s, measured_s)
-    return part is not None and part >= NEAR
-
-
 def is_launch_bound(measured_s: float | None, floor_s: float | None) -> bool | None:
     """Whether a run takes hardly longer than the launches of its kernels, `floor_s` seconds: then shares tie, because
     the host is timed. None where either is not known.

@@ -17,7 +17,7 @@ from fractune_core.tir.lookups import Names, names_by_position
 Graph = dict[str, Any]
 """TVM's JSON of an object: `nodes`, which refer to each other by their index, and `root_index`"""
 
-_BLOCK, _FUNCTION, _NAME, _BUFFER = "s_tir.SBlock", "tirx.PrimFunc", "ffi.String", "tirx.BufferType"
+_BLOCK, _NAME, _BUFFER = "s_tir.SBlock", "ffi.String", "tirx.BufferType"
 _VARIABLES = {"ir.Var": "name", "relax.expr.DataflowVar": "name"}
 _NAMED = {_BLOCK: "name_hint", **_VARIABLES}
 """types that TVM compares without their names, and the field of the name"""

@@ -8,7 +8,11 @@ somebody has read them.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
+import struct
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -19,8 +23,8 @@ from tvm_ffi.serialization import from_json_graph_str
 from fractune_core.codec.plain_json import is_storable
 from fractune_core.errors import BadModel, first_line, shortened
 from fractune_core.tir.foreign_code import HINT, Node, at, field, objects_of, refuse_foreign_code
+from fractune_workers.children.importing.limits import MOST_DIMENSIONS, check_payload
 from fractune_workers.children.importing.passes import FROM_FILE
-from fractune_workers.children.importing.raw_tensors import TensorHeader, read_header
 
 _MOST_TEXT_CHARACTERS = 10_000
 _SHOWN = 80
@@ -29,6 +33,27 @@ _FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)
 _OPEN_SIZE = "has a tensor whose size is known only when the model runs; export it with fixed shapes"
 _WRITE_AGAIN = "write it with tvm.ir.save_json"
 _NO_MODULE = f"is not an IRModule as JSON; {_WRITE_AGAIN}"
+
+_TVM_HEADER = struct.Struct("<QQiiiBBH")
+"""magic, reserved, kind and number of the device, rank, code, bits and lanes of the type; behind it sizes and bytes"""
+_SIZE = struct.Struct("<q")
+_TVM_MAGIC = 0xDD5E40F096B4A13F
+_CPU = (1, 0)
+_TVM_TYPES = {
+    **{(0, bits, 1): f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{(1, bits, 1): f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{(2, bits, 1): f"float{bits}" for bits in (16, 32, 64)},
+    (4, 16, 1): "bfloat16",
+    (6, 8, 1): "bool",
+}
+"""By DLPack's code, bits and lanes: one number each, of whole bytes. For others TVM reads more or fewer bytes than it
+allocates."""
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    dtype: str
+    shape: tuple[int, ...]
 
 
 def load_json(text: str) -> tvm.IRModule:
@@ -135,3 +160,39 @@ def _refuse_missing_functions(nodes: list[Node], functions: set[str]) -> None:
             name = at(nodes, field(node.get("data"), "name_hint")).get("data")
             if name not in functions:
                 raise BadModel(f"calls the function '{name}', which is not in the module; {HINT}")
+
+
+def read_header(text: object, what: str) -> TensorHeader:
+    """The header of a tensor in TVM's JSON. Raises BadModel unless the whole text is one tensor as TVM writes it."""
+    payload = _decoded(text, what)
+    if len(payload) < _TVM_HEADER.size:
+        raise _malformed(what, "it ends within its header")
+    magic, _, *device, rank, code, bits, lanes = _TVM_HEADER.unpack_from(payload)
+    if magic != _TVM_MAGIC or tuple(device) != _CPU:
+        raise _malformed(what, "its header is not that of a tensor of a CPU")
+    dtype = _TVM_TYPES.get((code, bits, lanes))
+    if dtype is None:
+        raise _malformed(what, f"its type (code {code}, {bits} bits, {lanes} lanes) is not supported")
+    if not 0 <= rank <= MOST_DIMENSIONS:
+        raise _malformed(what, f"it has {rank} dimensions, and {MOST_DIMENSIONS} is the limit")
+    begin = _TVM_HEADER.size + _SIZE.size * (rank + 1)
+    if len(payload) < begin:
+        raise _malformed(what, "it ends within its header")
+    *shape, stated = struct.unpack_from(f"<{rank + 1}q", payload, _TVM_HEADER.size)
+    check_payload(shape, bits, len(payload) - begin, what)
+    check_payload(shape, bits, stated, what)
+    return TensorHeader(dtype, tuple(shape))
+
+
+def _decoded(text: object, what: str) -> bytes:
+    """TVM's own decoder reads beyond its table for other characters, and passes over blanks."""
+    if not isinstance(text, str):
+        raise _malformed(what, "it is not text in base64")
+    try:
+        return base64.b64decode(text.encode("ascii"), validate=True)
+    except (UnicodeEncodeError, binascii.Error) as error:
+        raise _malformed(what, "it is not text in base64") from error
+
+
+def _malformed(what: str, why: str) -> BadModel:
+    return BadModel(f"{what} cannot be read: {why}; write it with tvm.ir.save_json")

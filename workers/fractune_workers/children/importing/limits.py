@@ -7,6 +7,7 @@ A file of a kilobyte can describe a billion nodes (functions that call each othe
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fractune_core.errors import BadModel
@@ -94,6 +95,28 @@ def check_tensor(shape: list[int], element_bytes: int, what: str) -> int:
             "use smaller shapes"
         )
     return size
+
+
+# TVM and PyTorch allocate a tensor by its header, and read what the payload has. What a short payload leaves is memory
+# of this process: the last model's weights. So every tensor is checked here before another library sees it.
+
+
+def check_payload(shape: Sequence[int], element_bits: int, payload_bytes: int, what: str) -> None:
+    """Raises BadModel unless a tensor has a possible shape, and exactly the bytes that it needs."""
+    needed = payload_size(shape, element_bits, what)
+    if payload_bytes != needed:
+        raise BadModel(
+            f"{what} is a tensor of shape {list(shape)}, which needs {needed:,} bytes, and the file has "
+            f"{payload_bytes:,} for it; export the model again"
+        )
+
+
+def payload_size(shape: Sequence[int], element_bits: int, what: str) -> int:
+    """Bytes of a tensor. Raises BadModel when it is too large, or would be without its empty dimensions: libraries
+    multiply sizes in 64 bits.
+    """
+    check_tensor([size or 1 for size in shape], math.ceil(element_bits / 8), what)
+    return math.ceil(math.prod(shape) * element_bits / 8)
 
 
 @dataclass

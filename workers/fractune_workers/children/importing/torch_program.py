@@ -19,7 +19,7 @@ import tvm
 from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import BadModel, first_line
 from fractune_core.files.archives import Archive
-from fractune_workers.children.importing.raw_tensors import payload_size
+from fractune_workers.children.importing.limits import payload_size
 from fractune_workers.children.tvm_api.keep_out import hushed, let_torch_in
 
 _GRAPH = "models/model.json"

@@ -17,7 +17,7 @@ from tvm import relax
 from fractune_workers.children.layouts.planner import Array, Planner
 from fractune_workers.children.rewriting.expressions import operator_of, shape_of
 
-_FLOAT, _INT = "float32", "int32"
+_FLOAT = "float32"
 _MOVES = frozenset({"reshape", "permute_dims", "expand_dims", "squeeze"})
 _UNSIGNED, _BYTE, WIDE = (0, 255), (-128, 127), (-255, 255)
 """ranges of whole numbers"""

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from onnx import helper
 
 from fractune_core.errors import BadModel, shortened
-from fractune_workers.children.importing.raw_tensors import check_payload, payload_size
+from fractune_workers.children.importing.limits import check_payload, payload_size
 
 _NAMES = onnx.TensorProto.DataType
 _BITS = {

@@ -101,7 +101,7 @@ def _copying_loop(sch: Any) -> tuple[str, Any]:
     return "", None
 
 
-TILE, CATEGORICAL, LOCATION = "SamplePerfectTile", "SampleCategorical", "SampleComputeLocation"
+TILE, CATEGORICAL = "SamplePerfectTile", "SampleCategorical"
 """kinds of sampling steps"""
 AT_ROOT = -1
 """The compute location that every block has, a loop nest of its own. TVM moves an invalid location to the one before
