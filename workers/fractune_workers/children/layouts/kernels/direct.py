@@ -134,13 +134,13 @@ def _conv2d(
 ) -> te.Tensor:
     """Each block of outputs reads the blocks of inputs that it has weights for, from `first_block` on.
 
-    Where rows alone are padded, a row is inside or outside for all columns of a tile: no zeros are copied around the
-    image.
+    Where rows alone are padded, a row is inside or outside for all columns of a tile. For one block of outputs this
+    takes less time than zeros that are copied around the image; for more, twice the time of the products.
     """
     out_blocks, in_blocks, *kernel, in_size, out_size = (int(dim) for dim in weight.shape)
     runs = out_size // in_size
     top, left, bottom, right = window.padding
-    by_rows = whole is None and not (left or right) and kernel[1] == 1
+    by_rows = out_blocks == 1 and whole is None and not (left or right) and kernel[1] == 1
     image = data if by_rows else window.padded(data)
     batch, _, height, width, _ = (int(dim) for dim in image.shape)
     height += top + bottom if by_rows else 0
