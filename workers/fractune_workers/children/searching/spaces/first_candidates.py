@@ -159,7 +159,7 @@ _STAYS_BYTES, _LEAVES_BYTES = 1 << 18, 1 << 20
 _SHARED_WEIGHTS_BYTES, _SHARED_IMAGE_BYTES = 3 << 18, 1 << 15
 """The same for a unit that keeps sums: it reads weights again at little cost. Then each core computes rows of its own
 from rows of its own. Otherwise it would read half of the image from another core, which may lie behind another third
-cache: two cores of Zen 5 took 7 to 14 % less time so where they were far apart, and as long where they were near."""
+cache. Two cores of Zen 5 took 7 to 14 % less time so where they were far apart, and as long where they were near."""
 _FEWEST_STEPS, _MANY_STEPS = 12, 32
 """of the parallel loop over rows and columns, an even number; from the second on, any"""
 

@@ -95,8 +95,8 @@ def test_each_core_computes_rows_of_all_blocks_where_sums_are_kept(*, keeps_sums
     unit = replace(unit, registers=32, keeps_sums=keeps_sums)
     first = next(first_candidates(workload, search.spaces, search.postprocs, unit))
     args = [np.random.default_rng(0).random(shape, dtype) for _, dtype, shape in args_of(workload)]
-    expected, found = (run_kernel(each, TARGET, *args) for each in (workload.mod, first.mod))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    expected, computed = (run_kernel(each, TARGET, *args) for each in (workload.mod, first.mod))
+    np.testing.assert_allclose(computed, expected, rtol=1e-4, atol=1e-5)
     assert f"T.parallel(T.int64({steps}), annotations" in first.mod.script()
 
 
