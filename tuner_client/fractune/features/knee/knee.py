@@ -7,15 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
-from fractune.features.knee.report import (
-    KneeReport,
-    LimitLatency,
-    at_load_knee,
-    fastest_knee,
-    limit_latencies,
-    limits_table,
-    split_limits,
-)
+from fractune.features.knee import report
 from fractune.features.knee.table import knee_table
 from fractune.features.matrix.matrix import job_tables
 from fractune.models.open_sizes import sized_model
@@ -37,11 +29,11 @@ from fractune_core.shares import with_kernel_shares
 class KneeResult(Drawable):
     """The knee of the model, and if requested that of each operator."""
 
-    reports: tuple[KneeReport, ...]
+    reports: tuple[report.KneeReport, ...]
     """the model first; without operators that were never measured"""
-    at_load: KneeReport | None = None
+    at_load: report.KneeReport | None = None
     """of the model's latencies of requests at 30 % load; None if not measured at every share"""
-    limits: tuple[LimitLatency, ...] = ()
+    limits: tuple[report.LimitLatency, ...] = ()
     """the model under the CPU limits that were named, predicted; the smallest limit first"""
     skipped_shares: Mapping[str, str] = field(default_factory=dict)
     """shares that could not be verified, each with the cause"""
@@ -62,14 +54,14 @@ class KneeResult(Drawable):
         return knee_table(self._shown, f"{self.reports[0].name}: the knee")
 
     @property
-    def _shown(self) -> list[KneeReport]:
+    def _shown(self) -> list[report.KneeReport]:
         model, *operators = self.reports
         return [model, *([self.at_load] if self.at_load else []), *operators]
 
     @property
     def limits_table(self) -> Table:
         """Predicted latency by CPU limit; without rows if no limit was named."""
-        return limits_table(self.reports[0].name, self.limits)
+        return report.limits_table(self.reports[0].name, self.limits)
 
     def _draw(self, path: Path) -> None:
         """Draw time by share with the knee marked."""
@@ -100,7 +92,7 @@ def knee(
     `operators` it has each operator's knee too. CPU limits among the shares (`cpu:1500m`) are predicted from the times
     at whole cores (`limits`). The other options and errors are those of `tune`.
     """
-    timed, limits = split_limits(shares)
+    timed, limits = report.split_limits(shares)
     if not 0 <= slack <= 1:
         raise BadRequest(f"--slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
     with sized_model(model, run_script=run_script, inputs=inputs, sizes=sizes) as (path, shapes):
@@ -111,6 +103,6 @@ def knee(
             tables = job_tables(place.client, job, operators=operators)
     granted = {each.share: each.granted for each in job.results}
     measured = (table for table in tables if any(map(table.fastest, table.shares)))
-    reports = tuple(fastest_knee(table, granted, slack) for table in measured)
-    under_limits = limit_latencies(reports[0].run_secs, limits, disturbed=bool(reports[0].disturbed))
-    return KneeResult(reports, at_load_knee(tables[0], granted, slack), under_limits, job.spec.skipped_shares)
+    reports = tuple(report.fastest_knee(table, granted, slack) for table in measured)
+    under_limits = report.limit_latencies(reports[0].run_secs, limits, disturbed=bool(reports[0].disturbed))
+    return KneeResult(reports, report.at_load_knee(tables[0], granted, slack), under_limits, job.spec.skipped_shares)

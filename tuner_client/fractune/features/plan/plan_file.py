@@ -12,15 +12,9 @@ from typing import Any
 from fractune.features.plan.table import bundle_rows, csv_rows, stated_row
 from fractune.text.toml_table import TableReader, read_toml
 from fractune_core.errors import BadRequest
+from fractune_core.planning import requests
 from fractune_core.planning.devices import DeviceType, Partitioning, device_type
 from fractune_core.planning.limits import limited_rows
-from fractune_core.planning.requests import (
-    DEFAULT_LATENCY_PART,
-    DEFAULT_PENALTY,
-    MOST_DEVICES,
-    ModelDemand,
-    PlanRequest,
-)
 from fractune_core.planning.speeds import Row
 from fractune_core.share_kinds import CPU
 
@@ -38,7 +32,7 @@ class LogModel:
 
 @dataclass(frozen=True)
 class PlanFile:
-    request: PlanRequest
+    request: requests.PlanRequest
     """without rows if the log has to supply them"""
     logged: Mapping[str, LogModel]
     """by the name of the model"""
@@ -69,14 +63,14 @@ def read_plan(
         paired_as[model.name] = _paired_as(table, model.name)
         if log_model is not None:
             logged[model.name] = log_model
-    request = PlanRequest(
+    request = requests.PlanRequest(
         device=device,
         models=tuple(models),
         count=_count(count if gpus is None else gpus),
         interference=_interference(whole),
-        penalty=whole.number("penalty", DEFAULT_PENALTY),
+        penalty=whole.number("penalty", requests.DEFAULT_PENALTY),
         headroom=whole.number("headroom", 0.0),
-        latency_part=whole.number("latency_part", DEFAULT_LATENCY_PART),
+        latency_part=whole.number("latency_part", requests.DEFAULT_LATENCY_PART),
     )
     return PlanFile(request, logged, paired_as)
 
@@ -89,7 +83,7 @@ def _device(table: TableReader, partitioning: str) -> tuple[DeviceType, int | No
     return found, count if table.has("count") else None
 
 
-def _model(table: TableReader, device: DeviceType, folder: Path) -> tuple[ModelDemand, LogModel | None]:
+def _model(table: TableReader, device: DeviceType, folder: Path) -> tuple[requests.ModelDemand, LogModel | None]:
     name = table.text("name")
     table = table.called(f"model '{name}'")
     table.check_keys(
@@ -116,7 +110,7 @@ def _model(table: TableReader, device: DeviceType, folder: Path) -> tuple[ModelD
         logged = LogModel(folder / table.text("model"), table.shapes("inputs"), batch)
     if device.partitioning is Partitioning.LIMIT:
         rows = limited_rows(rows, device)
-    demand = ModelDemand(
+    demand = requests.ModelDemand(
         name=name,
         rows=rows,
         rate_per_s=table.number("rate_per_s", math.nan) if table.has("rate_per_s") else None,
@@ -152,8 +146,8 @@ def _profile(table: TableReader, name: str, device: DeviceType, folder: Path) ->
 
 def _count(count: int | None) -> int | None:
     """Checked here, since 0 means no count to a server."""
-    if count is not None and not 1 <= count <= MOST_DEVICES:
-        raise BadRequest(f"count is {count}; it must be from 1 to {MOST_DEVICES} devices")
+    if count is not None and not 1 <= count <= requests.MOST_DEVICES:
+        raise BadRequest(f"count is {count}; it must be from 1 to {requests.MOST_DEVICES} devices")
     return count
 
 

@@ -23,6 +23,7 @@ from fractune_core.operators import check_operator
 from fractune_core.records import UNTUNED
 from fractune_core.targets import capability, runs_on
 from fractune_core.workloads import DIRECT, TRITON, implementation_of, trace_of, workload_hash
+from fractune_workers.children.compiling import signature
 from fractune_workers.children.compiling.attention import Chain, chains_of, names_outside, with_attention, workloads_of
 from fractune_workers.children.compiling.cache_in_place import described_caches
 from fractune_workers.children.compiling.implementations import (
@@ -30,14 +31,6 @@ from fractune_workers.children.compiling.implementations import (
     hashes_of,
     implementations_of,
     with_implementations,
-)
-from fractune_workers.children.compiling.signature import (
-    Names,
-    describe_constants,
-    describe_dims,
-    describe_main,
-    metadata_in_file,
-    names_in_file,
 )
 from fractune_workers.children.compiling.variants import compile_variants, with_graphs
 from fractune_workers.children.fusing.fuse import prepare_variants
@@ -86,7 +79,7 @@ class _Prepared:
     """direct hashes of the operators, call by call"""
     chains: list[Chain]
     """calls that compute attention, for which there may be one function"""
-    names: Names
+    names: signature.Names
     metadata: dict[str, Any]
     """of the model's file"""
     slots: tuple[str | None, ...]
@@ -128,8 +121,8 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
         operators.append(described(f"attention{number or ''}", 0, by_name[DIRECT].mod))
         workloads[own] = by_name
     hashes = {own: workload_hash(write_workloads(by_name)) for own, by_name in workloads.items()}
-    names = names_in_file(loaded.files[0], constants_in(json.loads(inputs)))
-    metadata = metadata_in_file(loaded.files[0])
+    names = signature.names_in_file(loaded.files[0], constants_in(json.loads(inputs)))
+    metadata = signature.metadata_in_file(loaded.files[0])
     return _Prepared(
         direct=direct,
         operators=operators,
@@ -258,7 +251,7 @@ def compile_bundle(
         described.append(
             {"name": variant["name"], "objects": sorted(objects), "weights": each.weights, "kernels": kernels}
         )
-    interface = describe_main(lifted[0].module, len(lifted[0].weights), prepared.names)
+    interface = signature.describe_main(lifted[0].module, len(lifted[0].weights), prepared.names)
     caches = described_caches(lifted[0].module, interface["inputs"], interface["outputs"])
     whole = {
         **manifest,
@@ -268,8 +261,8 @@ def compile_bundle(
         **interface,
         **({"caches": caches} if caches else {}),
         **({"slots": list(prepared.slots), "apart": list(prepared.apart)} if prepared.slots else {}),
-        **describe_constants(inputs),
-        **({} if prepared.slots else describe_dims(Path(path), interface["inputs"])),
+        **signature.describe_constants(inputs),
+        **({} if prepared.slots else signature.describe_dims(Path(path), interface["inputs"])),
         "weights": packed.layout,
         "variants": described,
         "versions": {"tvm": tvm.__version__, "fractune": __version__},

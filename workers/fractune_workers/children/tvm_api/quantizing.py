@@ -12,16 +12,7 @@ from tvm.script import from_source
 
 from fractune_core.targets import TF32
 from fractune_core.tir.lookups import WHOLE_NUMBERS
-from fractune_workers.children.tvm_api.arrays import (
-    HIGH,
-    LOW,
-    OPERAND,
-    QUANTIZED,
-    REFERENCE,
-    SCALE,
-    STEP,
-    UNIT_ROUNDOFFS,
-)
+from fractune_workers.children.tvm_api import arrays
 
 # Operators that round to half precision: the operands of their sums, and the same operator in float32.
 #
@@ -39,9 +30,9 @@ def rounded_to(mod: tvm.IRModule, *, tf32: bool = False) -> list[str]:
     """
     if "float" not in str(mod["main"].params[-1].dtype):
         return []
-    written = {str(block.writes[0].source.dtype) for block in _blocks(mod)} & UNIT_ROUNDOFFS.keys()
+    written = {str(block.writes[0].source.dtype) for block in _blocks(mod)} & arrays.UNIT_ROUNDOFFS.keys()
     is_tf32 = tf32 and operands(mod, tf32=True) != operands(mod)
-    coarsest = max(written, key=UNIT_ROUNDOFFS.__getitem__, default=TF32 if is_tf32 else "")
+    coarsest = max(written, key=arrays.UNIT_ROUNDOFFS.__getitem__, default=TF32 if is_tf32 else "")
     return [coarsest] if coarsest else []
 
 
@@ -49,12 +40,12 @@ def operands(mod: tvm.IRModule, *, tf32: bool = False) -> dict[int, list[str]]:
     """The role of arguments in half precision, and where `tf32` is allowed in float32, that are multiplied in sums of
     products, by place.
     """
-    rounded = {*UNIT_ROUNDOFFS, "float32"} if tf32 else UNIT_ROUNDOFFS.keys()
+    rounded = {*arrays.UNIT_ROUNDOFFS, "float32"} if tf32 else arrays.UNIT_ROUNDOFFS.keys()
     blocks, params = _blocks(mod), list(mod["main"].params)
     made = {block.writes[0].source: block for block in blocks}
     factors = [factor for block in blocks if block.init is not None for factor in _factors(block.body.value)]
     sources = {_source(factor, made) for factor in factors}
-    return {at: [OPERAND] for at, each in enumerate(params) if each in sources and str(each.dtype) in rounded}
+    return {at: [arrays.OPERAND] for at, each in enumerate(params) if each in sources and str(each.dtype) in rounded}
 
 
 def with_reference(mod: tvm.IRModule) -> tvm.IRModule:
@@ -64,8 +55,8 @@ def with_reference(mod: tvm.IRModule) -> tvm.IRModule:
     wide = mod.script()
     for narrow in ("bfloat16", "float16"):  # the longer name first: it contains the other
         wide = wide.replace(narrow, "float32")
-    reference = from_source(wide)["main"].with_attr("global_symbol", REFERENCE)
-    return tvm.IRModule({**{var.name_hint: each for var, each in mod.functions.items()}, REFERENCE: reference})
+    reference = from_source(wide)["main"].with_attr("global_symbol", arrays.REFERENCE)
+    return tvm.IRModule({**{var.name_hint: each for var, each in mod.functions.items()}, arrays.REFERENCE: reference})
 
 
 def _blocks(mod: tvm.IRModule) -> list[Any]:
@@ -124,7 +115,7 @@ def whole_numbers(mod: Any) -> dict[int, list[int]]:
 
 
 _ROUND, _SELECT = "tirx.nearbyint", "prim.if_then_else"
-_LIMITS = {"Min": HIGH, "Max": LOW}
+_LIMITS = {"Min": arrays.HIGH, "Max": arrays.LOW}
 
 
 _Roles = dict[int, list[str]]
@@ -142,7 +133,7 @@ def quantizing_roles(mod: Any) -> _Roles:
     params = list(function.params)
     made = {block.writes[0].source: block for block in blocks if len(block.writes) == 1}
     found = _Finder(params, made).of_buffer(params[-1])
-    return {} if found is None else {**found, len(params) - 1: [QUANTIZED]}
+    return {} if found is None else {**found, len(params) - 1: [arrays.QUANTIZED]}
 
 
 class _Finder:
@@ -189,7 +180,7 @@ class _Finder:
         ((roles, other),) = rounded
         place = self._single(other)
         if kind == "Mul":
-            return None if place is None else _with(roles, place, STEP)
+            return None if place is None else _with(roles, place, arrays.STEP)
         return roles if place is None or kind not in _LIMITS else _with(roles, place, _LIMITS[kind])
 
     def _scale(self, value: Any) -> _Roles:
@@ -197,7 +188,7 @@ class _Finder:
         while type(value).__name__ == "TensorLoad" and (before := self._value_of(value.source)) is not None:
             value = before
         place = self._single(value.b) if type(value).__name__ == "Div" else None
-        return {} if place is None else {place: [SCALE]}
+        return {} if place is None else {place: [arrays.SCALE]}
 
     def _single(self, value: Any) -> int | None:
         """The place of an argument of one element."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from fractune_workers.children.triton_kernels import decisions as products
+from fractune_workers.children.triton_kernels import sources
 from fractune_workers.children.triton_kernels.attention.decisions import (
     AttentionDecisions,
     AttentionProblem,
@@ -19,15 +20,6 @@ from fractune_workers.children.triton_kernels.compiler import (
     problem_of,
     shared_bytes_of,
 )
-from fractune_workers.children.triton_kernels.sources import (
-    Launch,
-    Source,
-    function_text,
-    kernel_text,
-    load_text,
-    source_of,
-    tuple_text,
-)
 from fractune_workers.children.triton_kernels.sums import Unfit, sums_of
 
 _HEAD = """\
@@ -40,7 +32,7 @@ _LOWEST = -3.4028234663852886e38
 """of float32, where TVM's softmax begins its search for the largest score"""
 
 
-def attention_source(found: Attention, decisions: AttentionDecisions, name: str, precision: str) -> Source:
+def attention_source(found: Attention, decisions: AttentionDecisions, name: str, precision: str) -> sources.Source:
     """The module whose kernel is `name`. `precision` is of products in float32, as Triton calls it."""
     scores, outputs = found.scores, found.outputs
     pointers = [f"p{at}" for at in range(len(scores.function.params))]
@@ -58,18 +50,18 @@ def attention_source(found: Attention, decisions: AttentionDecisions, name: str,
         "PRECISION": repr(precision),
     }
     taken = ["sums", "batch", "row", "column", *pointers]
-    given = [*factors, tuple_text(pointers), "load_q", "load_k", "load_v", "score", "finish"]
+    given = [*factors, sources.tuple_text(pointers), "load_q", "load_k", "load_v", "score", "finish"]
     parts = [
         _HEAD,
-        load_text("load_q", scores, 0, None, padded(depth)),
-        load_text("load_k", scores, 1, None, padded(depth)),
-        load_text("load_v", outputs, 1, None, decisions.columns),
-        function_text("score", taken, found.score_lines()),
-        function_text("finish", taken, found.finish_lines()),
-        kernel_text(name, pointers, "attention", given, constants),
+        sources.load_text("load_q", scores, 0, None, padded(depth)),
+        sources.load_text("load_k", scores, 1, None, padded(depth)),
+        sources.load_text("load_v", outputs, 1, None, decisions.columns),
+        sources.function_text("score", taken, found.score_lines()),
+        sources.function_text("finish", taken, found.finish_lines()),
+        sources.kernel_text(name, pointers, "attention", given, constants),
     ]
     programs = -(-scores.extent("row") // decisions.rows) * scores.extent("batch")
-    return Source("\n\n".join(parts), (Launch(name, programs, decisions.warps, decisions.stages),), ())
+    return sources.Source("\n\n".join(parts), (sources.Launch(name, programs, decisions.warps, decisions.stages),), ())
 
 
 class AnyDecisions(Protocol):
@@ -96,7 +88,7 @@ class KernelOperator(Protocol):
     def read(self, text: str) -> Any:
         """The decisions in a candidate's text. Raises FractuneError for those of another kernel."""
 
-    def source(self, decisions: str, name: str) -> Source:
+    def source(self, decisions: str, name: str) -> sources.Source:
         """The module for the text of decisions, whose kernels' names begin with `name`."""
 
 
@@ -124,8 +116,8 @@ class _Product:
     def read(self, text: str) -> Any:
         return products.read_decisions(text)
 
-    def source(self, decisions: str, name: str) -> Source:
-        return source_of(self._sums, self.read(decisions), name, self._precision)
+    def source(self, decisions: str, name: str) -> sources.Source:
+        return sources.source_of(self._sums, self.read(decisions), name, self._precision)
 
 
 class _Attention:
@@ -154,5 +146,5 @@ class _Attention:
     def read(self, text: str) -> Any:
         return read_attention(text)
 
-    def source(self, decisions: str, name: str) -> Source:
+    def source(self, decisions: str, name: str) -> sources.Source:
         return attention_source(self._found, self.read(decisions), name, self._precision)
