@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # its import takes a fifth of a second of every run
 
 PATHS = (
     *("", "find?q=n", "jobs/j1", "jobs/j1?operator=0123", "models/ab", "shares", "log", "log/records/r1"),
+    *("jobs/j1?kind=convolution", "models/ab?rate=5/s&p99=500ms", "log/records/r1/code"),
     *("compare", "compare?a=jobs/j1&b=jobs/j2", "fit", "fit?job=jobs/j1&rate=5/s&p99=500ms", "pairs"),
     *("plan", "plan?job=jobs/j1&rate=300/s&p99=20ms&job=jobs/j2&rate=100/s&p99="),
 )
@@ -57,6 +58,12 @@ def browser() -> Iterator[Browser]:
         opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
         opened.close()
+
+
+@pytest.fixture(autouse=True)
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of code says why there is none: the scripted server has no program to build."""
+    monkeypatch.setattr("fractune.features.log.code.can_rebuild", lambda: False)
 
 
 @contextlib.contextmanager
