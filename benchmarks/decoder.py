@@ -8,12 +8,15 @@ the median of each counts, or with `--clock cpu` the least CPU time, for a machi
 llama.cpp computes the last layer and the logits behind the last token alone, where the files give the logits behind
 each: with few layers its prompts take a small part of the time.
 
-Peers beside ONNX Runtime lie in folders below `--peers`: `genai` (onnxruntime-genai) and `llama` (llama-cpp-python and
-gguf). Make one by `pip install --target FOLDER/genai onnxruntime-genai`. OpenVINO GenAI is left out: it takes models of
-its own format, which only its exporter writes.
+Peers beside ONNX Runtime lie in folders below `--peers`: `genai` (onnxruntime-genai), `llama` (llama-cpp-python and
+gguf) and `openvino`. Make one by `pip install --target FOLDER/genai onnxruntime-genai`. OpenVINO GenAI takes models of
+its own format, which only its exporter writes. What it runs are OpenVINO's stateful models, and those the package
+`openvino` alone makes of the ONNX files too.
+
+The logits of all runtimes, behind a prompt and a step, are compared with ONNX Runtime's.
 
 Usage: python -m benchmarks.decoder [--quick] [--out FILE] [--models A,B] [--layers N] [--shares cpu:1,cpu:2,cpu:1500m]
-[--peers FOLDER] [--clock wall|cpu] [--first-candidates] [--table FILE]
+[--peers FOLDER] [--bundles FOLDER] [--rounds N] [--clock wall|cpu] [--first-candidates] [--table FILE]
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support import ours
-from benchmarks.support.decoder_contender import GENAI, LLAMA, ONNX, OURS, READING
+from benchmarks.support.decoder_contender import GENAI, LLAMA, ONNX, OPENVINO, OURS, READING
 from benchmarks.support.decoders import MODELS, Sizes, in_bits, write_decoder
 from benchmarks.support.first_bundle import write_first_bundle
 from benchmarks.support.limit_cgroup import limit_cgroup, set_limit
@@ -45,9 +48,10 @@ from fractune_workers.confinement.cpu import CpuConfinement
 _TIMEOUT_S = 600.0
 _STEPS = 8
 """of one turn"""
-_FOLDERS = {GENAI: "genai", LLAMA: "llama"}
-_PACKAGES = {GENAI: "onnxruntime_genai", LLAMA: "llama_cpp"}
-_ORDER = (OURS, ONNX, GENAI, LLAMA)
+_FOLDERS = {GENAI: "genai", OPENVINO: "openvino", LLAMA: "llama"}
+_PACKAGES = {GENAI: "onnxruntime_genai", OPENVINO: "openvino", LLAMA: "llama_cpp"}
+_LANGUAGE_ONLY = (GENAI, LLAMA)
+_ORDER = (OURS, ONNX, GENAI, OPENVINO, LLAMA)
 """without the process that reads memory"""
 _LIMIT = "m"
 """the end of a share that is a CPU limit"""
@@ -86,7 +90,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4, help="of qwen; 24 is all (default: %(default)s)")
     parser.add_argument("--shares", default="cpu:1,cpu:2", help="(default: %(default)s)")
     parser.add_argument("--peers", type=Path, default=Path("peers"), help="folder of peers (default: ./peers)")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each runtime (default: %(default)s)")
+    keeps = "where models and bundles are kept, and made if they are missing (default: %(default)s)"
+    parser.add_argument("--bundles", type=Path, default=MADE / "decoders", help=keeps)
+    rounds_help = "turns of each runtime; 0 makes the bundles alone (default: %(default)s)"
+    parser.add_argument("--rounds", type=int, default=7, help=rounds_help)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="(default: %(default)s)")
     parser.add_argument("--table", type=Path, help="write the table of docs/performance.md here")
     more = "bundles of first candidates that nothing measured: their quality is not that of a bundle"
@@ -97,9 +104,13 @@ def main() -> None:
     for name in args.models.split(",")[: 1 if args.quick else None]:
         case = _case(name, 1 if args.quick else args.layers)
         model, bundle = _made(case, args)
+        if not rounds:
+            continue
         for share in args.shares.split(",")[: 1 if args.quick else None]:
             rows += _at(share, case, model, bundle, args.peers.resolve(), rounds, args.clock)
             write_result("decoder", args, {"clock": args.clock, "layers_of_qwen": args.layers, "rows": rows})
+    if not rounds:
+        return
     if args.table:
         args.table.write_text("\n".join(_table(rows)) + "\n", encoding="utf-8")
     print(f"decoder: {'; '.join(_lines(rows))}")
@@ -116,7 +127,7 @@ def _case(name: str, layers: int) -> _Case:
 
 def _made(case: _Case, args: argparse.Namespace) -> tuple[Path, Path]:
     """The ONNX file and the bundle, made once and kept."""
-    folder = MADE / "decoders" / case.name
+    folder = args.bundles.resolve() / case.name
     model = folder / f"{case.name}.onnx"
     if not model.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +193,7 @@ class _MissingError(Exception):
 
 @contextmanager
 def _contender(way: str, share: str, case: _Case, path: Path, peers: Path) -> Iterator[Child]:
-    if way in _FOLDERS and case.sizes.source:
+    if way in _LANGUAGE_ONLY and case.sizes.source:
         raise _MissingError("it takes no decoder of an encoder with random inputs")
     folder = peers / _FOLDERS.get(way, "")
     if way in _FOLDERS and not (folder / _PACKAGES[way]).is_dir():
@@ -268,8 +279,8 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for kind in ("prompt", "step"):
             ratio = statistics.geometric_mean([row["speedup"] for row in own if row["what"].startswith(kind)])
             parts.append(f"{kind}s {ratio:.2f}")
-        worst = max((row["differences"][OURS] for row in own), default=0.0)
-        yield f"{model} at {share}: {', '.join(parts)} of the best peer's speed, differs {worst:.0e}"
+        apart = ", ".join(f"{way} {part:.0e}" for way, part in own[0]["differences"].items() if way != ONNX)
+        yield f"{model} at {share}: {', '.join(parts)} of the best peer's speed; logits differ by {apart}"
 
 
 if __name__ == "__main__":

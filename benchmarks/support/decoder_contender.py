@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.support.decoder_peers import GenAi, LlamaCpp, OnnxRuntime, Ours, Runtime
+from benchmarks.support.decoder_peers import GenAi, LlamaCpp, OnnxRuntime, OpenVino, Ours, Runtime
 from benchmarks.support.decoders import Sizes
 from benchmarks.support.reading import read_gb_per_s
 from fractune_core.shares import Share
@@ -19,8 +19,13 @@ from fractune_workers.confinement.cpu import CpuConfinement
 
 READING = "reading"
 """no runtime: the bandwidth of the share"""
-OURS, ONNX, GENAI, LLAMA = "fractune", "onnxruntime", "onnxruntime-genai", "llama.cpp"
-_PEERS: dict[str, Callable[[str, Sizes, int], Runtime]] = {ONNX: OnnxRuntime, GENAI: GenAi, LLAMA: LlamaCpp}
+OURS, ONNX, GENAI, OPENVINO, LLAMA = "fractune", "onnxruntime", "onnxruntime-genai", "openvino", "llama.cpp"
+_PEERS: dict[str, Callable[[str, Sizes, int], Runtime]] = {
+    ONNX: OnnxRuntime,
+    GENAI: GenAi,
+    OPENVINO: OpenVino,
+    LLAMA: LlamaCpp,
+}
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
@@ -54,7 +59,8 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         return found
 
     def logits(count: int) -> list[float]:
-        made: list[float] = np.asarray(runtime.prefill(ids(count)), "float64").tolist()
+        """Behind a prompt, and behind a step after it."""
+        made: list[float] = np.concatenate([runtime.prefill(ids(count)), runtime.step()]).tolist()
         return made
 
     return {"prefill": prefill, "steps": steps, "logits": logits}

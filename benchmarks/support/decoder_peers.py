@@ -125,7 +125,7 @@ class OnnxRuntime:
 
 
 class GenAi:
-    """onnxruntime-genai. A step draws the most probable token before it computes."""
+    """onnxruntime-genai."""
 
     def __init__(self, model: str, sizes: Sizes, threads: int) -> None:
         genai: Any = importlib.import_module("onnxruntime_genai")
@@ -137,8 +137,7 @@ class GenAi:
                 shutil.copyfile(Path(model).with_name(name), folder / name)
         (folder / "genai_config.json").write_text(json.dumps(_genai_config(Path(model).name, sizes, threads)))
         self._genai, self._model, self._sizes = genai, genai.Model(str(folder)), sizes
-        self._generator = self._new()
-        self._length = 0
+        self._generator, self._length = self._new(), 0
 
     def _new(self) -> Any:
         params = self._genai.GeneratorParams(self._model)
@@ -146,23 +145,22 @@ class GenAi:
         return self._genai.Generator(self._model, params)
 
     def prefill(self, ids: Array) -> Array:
-        self._generator = self._new()
-        self._generator.append_tokens(ids.astype(np.int32)[None])
-        return np.asarray(self._generator.get_logits()).reshape(-1)[-self._sizes.vocabulary :]
+        self._generator, self._length = self._new(), 0
+        return self._run(ids)
 
     def place(self, length: int) -> None:
-        if self._length != length:
+        if self._length < length:
             self.prefill(np.full(length, TOKEN))
-            self._generator.generate_next_token()
-            self._length = length
-        else:
-            self._generator.rewind_to(length)
-            self._generator.append_tokens(np.array([[TOKEN]], np.int32))
-            self._generator.generate_next_token()
+        self._generator.rewind_to(length)
+        self._length = length
 
     def step(self) -> Array:
-        self._generator.generate_next_token()
-        return np.zeros(0)
+        return self._run(np.array([TOKEN]))
+
+    def _run(self, ids: Array) -> Array:
+        self._generator.append_tokens(ids.astype(np.int32)[None])
+        self._length += len(ids)
+        return np.asarray(self._generator.get_logits()).reshape(-1)[-self._sizes.vocabulary :]
 
 
 def _genai_config(name: str, sizes: Sizes, threads: int) -> dict[str, Any]:
@@ -194,6 +192,53 @@ def _genai_config(name: str, sizes: Sizes, threads: int) -> dict[str, Any]:
         },
         "search": {"max_length": sizes.positions, "past_present_share_buffer": True, "do_sample": False},
     }
+
+
+class OpenVino:
+    """Its stateful model: the caches are variables of the request, as OpenVINO GenAI has them."""
+
+    def __init__(self, model: str, sizes: Sizes, threads: int) -> None:
+        openvino: Any = importlib.import_module("openvino")
+        offline: Any = importlib.import_module("openvino._offline_transformations")
+
+        core = openvino.Core()
+        read = core.read_model(model)
+        self._fixed = encoder_rows(sizes)
+        names = {name: each for each in read.inputs for name in each.names if name.startswith("past")}
+        pasts = {name: name.replace("past_key_values", "present") for name in names if name not in self._fixed}
+        cache = [1, sizes.key_heads, -1, sizes.head]
+        read.reshape({names[name]: cache for name in pasts})
+        offline.apply_make_stateful_transformation(read, pasts)
+        config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+        config |= {"KV_CACHE_PRECISION": "f32"}  # as the others have
+        self._request = core.compile_model(read, "CPU", config).create_infer_request()
+        self._tensor, self._sizes, self._length = openvino.Tensor, sizes, 0
+        self._has_positions = any("position_ids" in each.names for each in read.inputs)
+
+    def prefill(self, ids: Array) -> Array:
+        self._request.reset_state()
+        self._length = 0
+        return self._run(ids)
+
+    def place(self, length: int) -> None:
+        if self._length != length:
+            shape = (1, self._sizes.key_heads, length, self._sizes.head)
+            for each in self._request.query_state():
+                each.state = self._tensor(np.zeros(shape, np.float32))
+            self._length = length
+
+    def step(self) -> Array:
+        return self._run(np.array([TOKEN]))
+
+    def _run(self, ids: Array) -> Array:
+        count, before = len(ids), self._length
+        self._length += count
+        given = {"input_ids": ids.astype(np.int64)[None], "attention_mask": np.ones((1, self._length), np.int64)}
+        if self._has_positions:
+            given["position_ids"] = before + np.arange(count)[None]
+        self._request.infer({**given, **self._fixed}, share_inputs=True)
+        made: Array = self._request.get_tensor("logits").data[0, -1].copy()
+        return made
 
 
 class LlamaCpp:
