@@ -136,7 +136,7 @@ class _Graph:
         return self.add("Add", x, self.product(self.add("Mul", silu, up), _WIDTH, 2 * _WIDTH))
 
 
-def write_decoder(path: Path, *, grouped: bool = False, scatters: bool = False) -> Path:
+def write_decoder(path: Path, *, grouped: bool = False, scatters: bool = False, weights_beside: bool = False) -> Path:
     """Its outputs follow from positions. With `grouped`, attention is GroupQueryAttention, which turns queries and keys
     itself. With `scatters`, TensorScatter writes into a cache of all rows.
     """
@@ -152,7 +152,8 @@ def write_decoder(path: Path, *, grouped: bool = False, scatters: bool = False) 
     ids = ("input_ids",) if grouped else ("input_ids", "position_ids")
     mask = "" if grouped or scatters else made.mask()
     total = "past + s" if mask else "total"
-    return _written(path, made, mask, (cos, sin), ids=ids, total=total, grouped=grouped)
+    tables = (cos, sin)
+    return _written(path, made, mask, tables, ids=ids, total=total, grouped=grouped, weights_beside=weights_beside)
 
 
 def write_plain_decoder(path: Path, *, layers: int = 2, total: str = "total", weights_beside: bool = False) -> Path:

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.decoders import Array
 
-WORDS, WIDTH, HEADS, LAYERS, POSITIONS = 40, 32, 2, 2, 64
+WORDS, WIDTH, HEADS, LAYERS, POSITIONS = 40, 32, 2, 2, 320
 SIDE = WIDTH // HEADS
 ENCODER, DECODER, WITH_PAST, MERGED = (
     "encoder_model.onnx",

@@ -190,6 +190,7 @@ class Client:
         *,
         run_script: bool = False,
         sizes: Sizes | None = None,
+        greedy: bool = False,
         **options: Unpack[JobOptions],
     ) -> Job:
         """Upload the model unless the server has it, and start a job; the options are those of `fractune.tune`.
@@ -197,7 +198,8 @@ class Client:
         Raises BadModel for an unreadable model, BadRequest, and the errors of the server.
         """
         inputs = options.get("inputs")
-        with sized_model(model, run_script=run_script, inputs=inputs, sizes=sizes) as (path, options["inputs"]):
+        known = sized_model(model, run_script=run_script, inputs=inputs, sizes=sizes, greedy=greedy)
+        with known as (path, options["inputs"]):
             spec = JobSpec.requested(path.name, shares, **options)
             check_arrays([spec], path)
             return Job(self._rpc, submit(self._rpc, path, spec))

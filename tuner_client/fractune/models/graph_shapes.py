@@ -38,6 +38,8 @@ _INDEX_MAKERS = frozenset({"Range", "CumSum"})
 _PASSING = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Cast", "Add", "Sub", "Identity", "Mul", "Slice"})
 """what may stand between the positions 0, 1, 2, ... and the table that is read at them"""
 _BACK = 12
+_LENGTHS = 5
+"""input of GroupQueryAttention, which follows from the mask; two before it are the keys of the cache"""
 
 Shape = tuple[int | None, ...]
 Terms = Sequence[tuple[int, Sequence[int]]]
@@ -250,7 +252,11 @@ class Graph:
         node = self.nodes[at]
         inputs = [shapes.get(name) if name else None for name in node.input]
         inputs += [None] * (3 - len(inputs))
-        yield from self._pairs_of(node, inputs, f"{node.op_type} {_named(node)}")
+        where = f"{node.op_type} {_named(node)}"
+        if node.op_type == "GroupQueryAttention" and len(inputs) > _LENGTHS:
+            mask = _at(shapes.get(self._origin(node.input[_LENGTHS])), 1)
+            yield Pair(mask, _at(inputs[_LENGTHS - 2], 2), f"{where} writes into a cache of {mask} rows")
+        yield from self._pairs_of(node, inputs, where)
 
     def _pairs_of(self, node: Any, inputs: Sequence[Shape | None], where: str) -> Iterator[Pair]:
         if node.op_type == "Reshape" and inputs[0] is not None:
@@ -281,6 +287,12 @@ class Graph:
         if rows is None or count is None or not self._counts(node.input[1], _BACK):
             return Pair(None, None, "")
         return Pair(count, min(count, rows), f"{where} has a table of {rows} positions", is_bound=True)
+
+    def _origin(self, name: str) -> str:
+        """The input of the graph that a value is computed from."""
+        for _ in range(_BACK):
+            name = self._makers[name].input[0] if name in self._makers and self._makers[name].input else name
+        return name
 
     def _counts(self, name: str, steps: int) -> bool:
         """Whether a value is made of 0, 1, 2, ..."""

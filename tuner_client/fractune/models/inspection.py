@@ -82,6 +82,8 @@ class InspectedSize:
     name: str
     """in the file; of an axis without a name its place (`ids:1`)"""
     suggested: int
+    several: tuple[int, ...]
+    """for `tune`: those of a cache and of its calls, else the suggested one"""
     why: str
     equals: str
     """the sizes that it follows from (`past + s`); empty for one to give"""
@@ -114,10 +116,13 @@ class Inspection:
     @property
     def options(self) -> list[str]:
         """Words of a command line that fix the open inputs: sizes by name, and shapes of inputs with axes without."""
+        return self._words(several=False)
+
+    def _words(self, *, several: bool) -> list[str]:
         nameless = {name for each in self.sizes if not (each.has_name or each.equals) for name in each.inputs}
         shapes = {name: shape for name, shape in self.suggested.items() if name in nameless}
         words = [
-            ("--size", f"{each.name}={each.suggested}")
+            ("--size", f"{each.name}={','.join(map(str, each.several[: None if several else 1]))}")
             for each in self.sizes
             if each.has_name and not (each.equals or each.is_given or shapes.keys() & set(each.inputs))
         ]
@@ -129,7 +134,8 @@ class Inspection:
     def command(self) -> str:
         """A command to copy, which tunes the model with the suggested sizes."""
         path = f"./{self.path}" if self.path.startswith("-") else self.path
-        return " ".join(["fractune", "tune", _word(path), shlex.join([*self.options, "--shares", "cpu:1"])])
+        words = shlex.join([*self._words(several=True), "--shares", "cpu:1"])
+        return f"fractune tune {_word(path)} {words}"
 
     @property
     def table(self) -> Table:

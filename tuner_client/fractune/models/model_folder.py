@@ -16,7 +16,7 @@ from typing import Any
 
 from fractune.models.external_data import opened
 from fractune.models.inspection import Inspection
-from fractune.models.open_sizes import CACHE_BRANCH, inspect
+from fractune.models.open_sizes import CACHE_BRANCH, ENCODER_NAME, PASTS, STEPS, inspect
 from fractune_core.codec.plain_json import is_storable, read_json
 from fractune_core.errors import BadModel, BadRequest, shortened, some_of
 from fractune_core.files.manifests import LOGITS
@@ -39,8 +39,7 @@ _SOURCE, _MELS = "max_source_positions", "num_mel_bins"
 """keys of a speech recogniser's encoder: steps after its strides of two, and features of a step"""
 _LONGEST = 512
 """of suggested texts without a cache"""
-_PASTS, _STEPS, _TEXTS = (256, 1024), (1, 64), (64, 256)
-_ENCODER_NAME = re.compile(r"encoder_.*(seq|len).*", re.IGNORECASE)
+_TEXTS = (64, 256)
 _TEXT_NAME = re.compile(r".*(seq|len|tokens).*|s", re.IGNORECASE)
 _HALF_NAME = re.compile(r".*/ ?2|.*length_out", re.IGNORECASE)
 _TOTAL_NAME = re.compile(r"total.*", re.IGNORECASE)
@@ -182,8 +181,8 @@ def _sizes(found: Interface, config: Mapping[str, int]) -> dict[str, tuple[int, 
     context = next((config[key] for key in _CONTEXT if key in config), _LONGEST)
     names = found.sizes_with().names
     has_past = any(map(PAST_NAME.fullmatch, names))
-    has_encoder = any(map(_ENCODER_NAME.fullmatch, names))
-    steps = _STEPS[:1] if has_encoder else _STEPS
+    has_encoder = any(map(ENCODER_NAME.fullmatch, names))
+    steps = STEPS[:1] if has_encoder else STEPS
     # Of a past of 0, the branch without a cache computes what all later steps read of the encoder.
     first = (0,) if has_encoder and any(each.name == CACHE_BRANCH for each in found.inputs) else ()
     frames = 2 * config[_SOURCE] if {_SOURCE, _MELS} <= config.keys() else 0
@@ -191,8 +190,8 @@ def _sizes(found: Interface, config: Mapping[str, int]) -> dict[str, tuple[int, 
         (BATCH_NAME, (1,)),
         (re.compile("feature_size"), (config.get(_MELS, 0),)),
         (_HALF_NAME, (frames // 2,)),
-        (_ENCODER_NAME, (frames,) if frames else _up_to(min(context, _LONGEST), _TEXTS)),
-        (PAST_NAME, (*first, *_up_to(context - 1, _PASTS))),
+        (ENCODER_NAME, (frames,) if frames else _up_to(min(context, _LONGEST), _TEXTS)),
+        (PAST_NAME, (*first, *_up_to(context - 1, PASTS))),
         (_TOTAL_NAME, ()),
         (_TEXT_NAME, _up_to(context, steps) if has_past else _up_to(min(context, _LONGEST), _TEXTS)),
     )

@@ -57,7 +57,11 @@ _GUESSES = {
     OTHER: (64, "a guess"),
 }
 """by role: the size, and how it was found"""
-_CACHE, _STEP = (256, "a guess for a cache"), (1, "a guess: one step, as the model has a cache")
+PASTS, STEPS = (256, 1024), (1, 64)
+"""sizes of a cache, and numbers of tokens: a step and a part of a prompt. With an encoder a step alone: its decoder may
+lack a mask, without which nothing can be padded"""
+_CACHE, _STEP = (PASTS[0], "a guess for a cache"), (STEPS[0], "a guess: one step, as the model has a cache")
+ENCODER_NAME = re.compile(r"encoder_.*(seq|len).*", re.IGNORECASE)
 _GIVEN = "given"
 _COLOURS = (1, 3)
 _LENGTH_NAME = re.compile(r".*(seq|len|time|frames|tokens|words|steps|past|total).*|[tls]", re.IGNORECASE)
@@ -130,12 +134,13 @@ def sized_model(
     run_script: bool = False,
     inputs: Inputs | None = None,
     sizes: Sizes | None = None,
+    greedy: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> Iterator[tuple[Path, Inputs | None]]:
     """The model as one file until the block ends, and its inputs with one shape each. Raises as `model_file` and
     `settled`, and BadRequest for several shapes.
     """
-    with model_file(model, run_script=run_script, inputs=inputs) as path:
+    with model_file(model, run_script=run_script, inputs=inputs, greedy=greedy) as path:
         yield path, settled_once(path, inputs, sizes, report)
 
 
@@ -267,7 +272,7 @@ def _variables(inputs: Sequence[Tensor], names: NamedSizes, known: Mapping[str, 
     for formula, found in places.items():
         name, role = str(formula), _role("" if str(formula) in names.nameless else str(formula), found, tensors)
         size, why = _GUESSES[role]
-        if has_cache and role == LENGTH:
+        if has_cache and role == LENGTH and not ENCODER_NAME.fullmatch(name):
             size, why = _CACHE if PAST_NAME.fullmatch(name) else _STEP
         is_known = formula.value(known) is not None
         variables.append(
@@ -336,9 +341,11 @@ def _inspected_axis(dim: Dim, variable: Variable | None) -> InspectedAxis:
 
 
 def _inspected_size(variable: Variable, names: NamedSizes) -> InspectedSize:
+    several = {_CACHE: PASTS, _STEP: STEPS[: 1 if any(map(ENCODER_NAME.fullmatch, names.names)) else 2]}
     return InspectedSize(
         variable.name,
         variable.size,
+        several.get((variable.size, variable.why), (variable.size,)),
         variable.why,
         equals="" if variable.equals is None else str(variable.equals),
         is_given=variable.why == _GIVEN,

@@ -45,7 +45,8 @@ def _found_some(graph: Graph, probes: Sequence[Sequence[int]], names: int) -> bo
             continue
         found = [*_relations(left, right, free, probes), *_relations(right, left, free, probes)]
         if found:
-            at, terms = max(found)
+            # Of two equal sizes, that of fewer axes follows: a mask's from a cache's.
+            at, terms = max(found, key=lambda each: (-len(graph.places[each[0]]), each))
             _add(graph, at, terms)
     return len(graph.formulas) > before
 

@@ -38,6 +38,8 @@ DEEPEST = 50
 _IR_VERSION_FIELD = b"\x08"
 """each exporter's files begin with field 1, a number"""
 _DAMAGED = "is a damaged or truncated ONNX file; copy or export it again"
+_HIDDEN, _OF_ENCODER = "encoder_hidden_states", "encoder_sequence_length_out"
+"""how optimum calls what an encoder gives, and as many rows of a cache"""
 _SHOWN = 80
 _VARINT, _FIXED_64, MESSAGE, _FIXED_32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED_64: 8, _FIXED_32: 4}
@@ -97,7 +99,10 @@ class Interface:
 
     def sizes_with(self, relations: Mapping[str, Formula] = MappingProxyType({})) -> NamedSizes:
         """The open sizes by name. `relations` has the names that follow from others."""
-        return NamedSizes({each.name: each.shape for each in self.inputs}, relations)
+        dims = {each.name: each.shape for each in self.inputs}
+        rows = next(iter((dims.get(_HIDDEN) or ())[1:2]), None)
+        known = {_OF_ENCODER: Formula.parse(rows)} if isinstance(rows, str) and rows != _OF_ENCODER else {}
+        return NamedSizes(dims, {**known, **relations})
 
 
 def shapes_by_name(

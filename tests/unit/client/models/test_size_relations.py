@@ -79,9 +79,15 @@ def test_inspect_says_what_follows_from_what_and_prints_a_command_for_it(tmp_pat
         "total": (65, "s + past"),
         "past": (64, ""),
     }
-    assert "--size b=1 --size s=1 --shares" in found.command
+    assert "--size b=1 --size s=1,64 --shares" in found.command
     assert "65: s + past" in str(found.table)
     assert found.notes == ()
+
+
+def test_the_mask_of_a_cache_of_all_rows_has_as_many(tmp_path: Path) -> None:
+    found = fractune.inspect(write_decoder(tmp_path / "m.onnx", grouped=True))
+    assert {each.name: each.equals for each in found.sizes} == {"b": "", "s": "", "total": "past", "past": ""}
+    assert "--size b=1 --size s=1,64 --size past=256,1024 --shares" in found.command
 
 
 def test_inspect_says_what_the_graph_is_made_of(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ SIZES: Sizes = {
     "batch_size": 1,
     "decoder_sequence_length": [1, 3],
     "encoder_sequence_length": 5,
-    "encoder_sequence_length_out": 5,
     "past_decoder_sequence_length": [0, 4],
 }
 

@@ -202,9 +202,8 @@ def tune(
     job_options = {**vars(search), **vars(of_model), "inputs": shapes, "sizes": None}
     if detach:
         after = {"out": out, "out_dir": out_dir, "force": force or None, "picture": picture, "on_done": on_done}
-        after["greedy"] = greedy or None
         _check_detached(**vars(runtimes), **vars(padding), **after)
-        _leave(model, shares, job_options, place, as_json=as_json)
+        _leave(model, shares, {**job_options, "greedy": greedy}, place, as_json=as_json)
         return
     check_picture(picture)
     with run_when_done(on_done, view) as fetched:
