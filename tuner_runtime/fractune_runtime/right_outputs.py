@@ -202,7 +202,8 @@ def _weights(graph: onnx.GraphProto) -> Iterator[Any]:
         if attribute.name == "value"
     ]
     for name, tensor in [*((each.name, each) for each in graph.initializer), *constants]:
-        if tensor.data_type in floats and (len(tensor.dims) >= _MATRIX or name in scales):
+        is_here = tensor.data_location != Types.EXTERNAL
+        if is_here and tensor.data_type in floats and (len(tensor.dims) >= _MATRIX or name in scales):
             yield tensor
 
 

@@ -49,6 +49,7 @@ _SETTINGS: dict[str, dict[str, str]] = {
 _EXACT: dict[str, dict[str, str]] = {ONNX_RUNTIME: EXACT_ONNX_RUNTIME, OPENVINO: {"EXECUTION_MODE_HINT": "ACCURACY"}}
 """By default ONNX Runtime's products of bytes may saturate; OpenVINO computes in bfloat16, and rounds data to 8 bits
 where weights have 8 bits, also with INFERENCE_PRECISION_HINT=f32"""
+_WEIGHTS_IN = "session.model_external_initializers_file_folder_path"
 _QUANTIZING = (
     *("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"),
     *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "DynamicQuantizeLSTM", "QAttention", "QGemm"),
@@ -280,14 +281,22 @@ class OnnxRuntimeSession(Session):
 
     @classmethod
     def exact(
-        cls, model: Path | bytes, threads: int, *, optimized: bool = True, arena: bool = True, rounds: bool = True
+        cls,
+        model: Path | bytes,
+        threads: int,
+        *,
+        optimized: bool = True,
+        arena: bool = True,
+        rounds: bool = True,
+        folder: Path | None = None,
     ) -> Self:
         """A reference: it computes products of quantized numbers as ONNX defines them. It `rounds` the data of those
-        that `accuracy_level=4` lets round, or not.
+        that `accuracy_level=4` lets round, or not. A `folder` has files with weights of a model in bytes.
         """
         name = model.name if isinstance(model, Path) else ""
         plain = _without_rounding(model, _ROUNDING if rounds else _ANY_ROUNDING)
-        return cls(plain, threads, EXACT_ONNX_RUNTIME, name=name, optimized=optimized, arena=arena)
+        settings = {**EXACT_ONNX_RUNTIME, **({_WEIGHTS_IN: str(folder)} if folder else {})}
+        return cls(plain, threads, settings, name=name, optimized=optimized, arena=arena)
 
     @property
     def inputs(self) -> list[OpenInput]:

@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
-from fractune_core.errors import BadRequest, FractuneError, first_line
+from fractune_core.errors import BadModel, BadRequest, FractuneError, first_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.checked import not_checked
 from fractune_core.files.input_arrays import LABEL, InputFile
-from fractune_core.files.onnx_file import MOST_PARSED_BYTES
+from fractune_core.files.onnx_file import walk
 from fractune_workers.children.checking.comparing import Comparison, DiffersError
 from fractune_workers.children.checking.references import Array
-from fractune_workers.children.importing.model_file import is_onnx
+from fractune_workers.children.importing.model_file import APART_FROM_BYTES, is_onnx
 from fractune_workers.children.importing.onnx_graph import parsed
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
+from fractune_workers.children.tvm_api.scratch_tensors import LEAST_BYTES
 from fractune_workers.children.tvm_api.target import missing_features, parse_target
 
 _ANY_CORES = 1
@@ -35,9 +37,11 @@ def check(
 
     Returns `checked`, a Checked as JSON, or `differs`, a text. Raises BadRequest for given arrays that do not fit.
     """
-    if Path(path).stat().st_size > MOST_PARSED_BYTES:
-        return {"checked": not_checked("the model has more than 2 GiB, which no runtime reads as one file").to_json()}
-    data, whole = Path(path).read_bytes(), Bundle(Path(bundle))
+    folder = Path(path).parent if Path(path).stat().st_size >= APART_FROM_BYTES else None
+    try:
+        data, whole = _outline(Path(path)) if folder else Path(path).read_bytes(), Bundle(Path(bundle))
+    except BadModel as error:
+        return {"checked": not_checked(str(error)).to_json()}
     found = whole if member is None else whole.members[member]
     arrays = _given_arrays(Path(given), found.manifest["inputs"]) if given else None
     reason = _why_not(data, found)
@@ -47,13 +51,28 @@ def check(
     if model is None:
         return {"checked": not_checked("the model file cannot be read").to_json()}
     try:
-        return {"checked": Comparison(data, model, inputs, found).compared(arrays).to_json()}
+        return {"checked": Comparison(data, model, inputs, found, folder).compared(arrays).to_json()}
     except DiffersError as error:
         return {"differs": f"{Path(path).name}: {error}"}
     except BadRequest:
         raise
     except FractuneError as error:
         return {"checked": not_checked(first_line(error)).to_json()}
+
+
+def _outline(path: Path) -> bytes:
+    """A large model whose weights lie in another file, which is itself. Raises BadModel for one of another format."""
+    with walk(path) as found:
+        if found is None or found.interface().in_another_file:
+            raise BadModel("cannot be read as one file")
+        data, places = found.apart(LEAST_BYTES)
+    model = onnx.ModelProto.FromString(data)
+    for tensor in model.graph.initializer:
+        if tensor.name in places:
+            begin, size = places[tensor.name]
+            for key, value in {"location": path.name, "offset": begin, "length": size}.items():
+                tensor.external_data.add(key=key, value=str(value))
+    return model.SerializeToString()
 
 
 def _given_arrays(path: Path, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Array]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,16 +132,22 @@ class _Found:
 
 
 class Comparison:
-    """A bundle of one shape, and the file that it was made from. `inputs` are those of the job.
+    """A bundle of one shape, and the file that it was made from. `inputs` are those of the job. A `folder` has weights
+    that are not in the data.
 
     Raises FractuneError if nothing can be compared.
     """
 
     def __init__(
-        self, data: bytes, model: onnx.ModelProto, inputs: Mapping[str, Sequence[int]], bundle: Bundle
+        self,
+        data: bytes,
+        model: onnx.ModelProto,
+        inputs: Mapping[str, Sequence[int]],
+        bundle: Bundle,
+        folder: Path | None = None,
     ) -> None:
         self._data, self._model, self._bundle = data, model, bundle
-        self._reference = reference(len(data))
+        self._reference = reference(len(data), folder)
         self._precision = precision_of(model)
         self._outputs = [output.name for output in model.graph.output]
         if len(self._outputs) != len(bundle.manifest["outputs"]):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -36,13 +38,16 @@ class Reference:
     """the same with operators changed and fused, which rounds otherwise"""
 
 
-def reference(model_bytes: int) -> Reference:
-    """ONNX Runtime where it is installed, else ONNX's reference for a small file. Raises RefusedError."""
+def reference(model_bytes: int, folder: Path | None = None) -> Reference:
+    """ONNX Runtime where it is installed, else ONNX's reference for a small file. A `folder` has weights of the model.
+    Raises RefusedError.
+    """
     try:
         import onnxruntime
     except ImportError:
-        return _onnx_reference(model_bytes)
-    return Reference("ONNX Runtime", str(onnxruntime.__version__), _plain_session, _fused_session)
+        return _onnx_reference(2**63 if folder else model_bytes)
+    plain, fused = (partial(_session, fused=each, folder=folder) for each in (False, True))
+    return Reference("ONNX Runtime", str(onnxruntime.__version__), plain, fused)
 
 
 def _onnx_reference(model_bytes: int) -> Reference:
@@ -56,18 +61,10 @@ def _onnx_reference(model_bytes: int) -> Reference:
     return Reference("ONNX's reference", str(onnx.__version__), _evaluator, None)
 
 
-def _plain_session(model: bytes, outputs: Sequence[str]) -> Run:
-    return _session(model, outputs, fused=False)
-
-
-def _fused_session(model: bytes, outputs: Sequence[str]) -> Run:
-    return _session(model, outputs, fused=True)
-
-
-def _session(model: bytes, outputs: Sequence[str], *, fused: bool) -> Run:
+def _session(model: bytes, outputs: Sequence[str], *, fused: bool, folder: Path | None) -> Run:
     try:
         # One thread: the sandbox refuses to place further ones.
-        session = OnnxRuntimeSession.exact(model, 1, optimized=fused, arena=False)
+        session = OnnxRuntimeSession.exact(model, 1, optimized=fused, arena=False, folder=folder)
     except BadModel as error:
         raise RefusedError(f"ONNX Runtime cannot load it ({first_line(error.__cause__ or error)})") from error
     # As bundles do. ONNX Runtime's own option for it changes the mode of this thread for good.

@@ -106,6 +106,23 @@ def test_a_file_that_holds_another_model_in_onnx_runtimes_own_format_is_compared
         np.testing.assert_array_equal(outputs[0], -x)
 
 
+def test_the_weights_of_a_large_model_are_read_where_they_lie(
+    network: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "APART_FROM_BYTES", 1)
+    monkeypatch.setattr(checking, "LEAST_BYTES", CONV.nbytes)
+    assert CONV.tobytes() not in checking._outline(network[0])
+    found = checked(*network)
+    assert list(found.sets) == ["random", "random above zero", "zeros"]
+    other = onnx.load(network[0])
+    other.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(CONV + F32(0.1), "w"))
+    onnx.save(other, tmp_path / "m.onnx")
+    assert "the bundle's output 'y' differs from ONNX Runtime's" in difference(tmp_path / "m.onnx", network[1])
+    onnx.save(other, tmp_path / "n.onnx", save_as_external_data=True, location="m.onnx", size_threshold=0)
+    answer = checking.check(str(tmp_path / "n.onnx"), {}, str(network[1]))
+    assert answer["checked"]["reason"] == "n.onnx: cannot be read as one file"
+
+
 def test_own_inputs_of_another_shape_are_refused(network: tuple[Path, Path], tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=np.zeros((1, 3), F32))
     with pytest.raises(BadRequest, match=r"input 'x' is float32\[1, 3\], and the model takes float32\[1, 3, 12, 12\]"):
