@@ -132,7 +132,7 @@ def _made(case: _Case, args: argparse.Namespace) -> tuple[Path, Path]:
     if not model.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         write_decoder(model, case.sizes)
-    whole = [each for each in args.shares.split(",") if not each.endswith(_LIMIT)] or ["cpu:1", "cpu:2"]
+    whole = sorted({"cpu:1", "cpu:2", *(each for each in args.shares.split(",") if not each.endswith(_LIMIT))})
     kind = "first-" if args.quick or args.first_candidates else ""
     bundle = folder / f"{kind}{'-'.join(each.replace(':', '') for each in whole)}.fractune"
     if not bundle.is_file():

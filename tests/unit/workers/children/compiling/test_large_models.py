@@ -53,10 +53,19 @@ def test_the_bundle_of_a_large_model_is_that_of_a_small_one(
 
 def test_the_bundle_of_a_model_that_is_not_small_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write_decoder(tmp_path / "decoder.onnx")
-    whole = entries(compile_decoder(model, 8, 1))
+    whole, model_size = entries(compile_decoder(model, 8, 1)), model.stat().st_size
     monkeypatch.setattr(model_file, "_OUTLINED_FROM_BYTES", 1)
     monkeypatch.setattr(model_file, "LEAST_BYTES", 4096)
     monkeypatch.setattr(onnx_model, "_IN_MEMORY_BYTES", 1)
+    monkeypatch.setattr(onnx_model, "_ALONE_FROM_BYTES", 1)
+    monkeypatch.setattr(onnx_model, "LEAST_BYTES", 4096)
+    slimmed, slim = list[int](), onnx_model._slim
+
+    def noted(model: onnx.ModelProto) -> onnx.ModelProto:
+        slimmed.append(model.ByteSize())
+        return slim(model)
+
+    monkeypatch.setattr(onnx_model, "_slim", noted)
     kept = list[int]()
 
     def read(path: Path, size: int = model.stat().st_size) -> model_file.Contents:
@@ -70,6 +79,7 @@ def test_the_bundle_of_a_model_that_is_not_small_is_the_same(tmp_path: Path, mon
     other = model.rename(tmp_path / "other" / model.name)
     assert entries(compile_decoder(other, 8, 1)) == whole
     assert kept[0] > 4096, "most bytes of the file are not held beside protobuf's"
+    assert slimmed[0] < model_size / 2, "weights of products are not copied by slimming"
     gc.collect()
     left = [each for each in gc.get_objects() if isinstance(each, onnx.TensorProto) and len(each.raw_data) > 4096]
     assert not left, "a part of a message holds its whole memory"

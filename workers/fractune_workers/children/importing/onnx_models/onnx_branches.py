@@ -6,6 +6,7 @@ folded and slimmed by itself, and becomes a function that runs only when it is t
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -51,7 +52,7 @@ class Branches:
         self._read, self._captured = read, captured
         self._opset, self._opsets, self._version = (
             opset,
-            list(model.opset_import),
+            copy.deepcopy(list(model.opset_import)),  # parts of a message would hold all weights
             max(_SEPARATE_INITIALIZERS_IR, model.ir_version),
         )
         self._nodes: list[onnx.NodeProto] = []

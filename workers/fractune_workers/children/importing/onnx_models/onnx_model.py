@@ -28,6 +28,7 @@ import logging
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -56,7 +57,7 @@ from fractune_workers.children.importing.onnx_models.onnx_shapes import (
 from fractune_workers.children.importing.onnx_models.unmasked_caches import hide_unused_rows
 from fractune_workers.children.importing.rolling.rolled import roll_up
 from fractune_workers.children.tvm_api.keep_out import hushed
-from fractune_workers.children.tvm_api.scratch_tensors import Weights, errors_of_the_disk
+from fractune_workers.children.tvm_api.scratch_tensors import LEAST_BYTES, Weights, errors_of_the_disk
 
 # The functions of a model, put in the place of their calls.
 #
@@ -117,6 +118,8 @@ _SHARED_BYTES = 4096
 """of a weight, from which on a copy is worth a look"""
 _IN_MEMORY_BYTES = 1 << 24
 """of a model that is kept until it is slimmed; a larger one is in a file meanwhile"""
+_ALONE_FROM_BYTES = 1 << 28
+_READERS = {"MatMul", "MatMulNBits", "Gather", "GatherBlockQuantized"}
 _IR_VERSION_FIELD = b"\x08"
 """Each exporter's models begin with field 1, a number."""
 
@@ -133,12 +136,27 @@ def load_onnx(
     files. `recurrences`: whether unrolled ones are rolled up, which reads weights: none is then. Raises BadModel, also
     for a model that would exceed `limits`.
     """
+    in_memory = {name: each for name, each in apart.items() if each.scratch is None}
+    in_files = {name: each for name, each in apart.items() if name not in in_memory}
+    return _read(
+        # No name here holds it, so that its weights are freed when the slimmed model has them.
+        _fixed(data, shapes, limits, apart, in_memory),
+        limits=limits,
+        captured=ComputedConstants(limits),
+        recurrences=recurrences and not in_files,
+        apart=in_files,
+        is_branch=False,
+    )
+
+
+def _fixed(
+    data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits, apart: Weights, in_memory: Weights
+) -> onnx.ModelProto:
+    """The model with fixed shapes, and with the numbers of weights `in_memory`."""
     model = _parse(data)
     check_count(model, limits)
     check_contents(model, {name: each.size for name, each in apart.items()})
-    in_memory = {name: each for name, each in apart.items() if each.scratch is None}
     _read_weights(model.graph, in_memory)
-    apart = {name: each for name, each in apart.items() if name not in in_memory}
     model = without_functions(model)
     _drop_weights_from_inputs(model)
     fixed, constants = shapes_in(shapes), constants_in(shapes)
@@ -146,9 +164,7 @@ def load_onnx(
     fix_shapes(model.graph, fixed, constants)
     fix_constants(model.graph, constants)
     hide_unused_rows(model, limits)
-    rolls = recurrences and not apart
-    read = partial(_read, limits=limits, captured=ComputedConstants(limits), recurrences=rolls)
-    return read(model, apart=apart, is_branch=False)
+    return model
 
 
 def _read(
@@ -162,7 +178,8 @@ def _read(
 ) -> tvm.IRModule:
     """Fold, slim and import a model with fixed shapes, or a branch of one; `captured` are constants of branches."""
     inputs = [copy.deepcopy(value) for value in model.graph.input]
-    last = model.graph.node[-1] if model.graph.node else None
+    # A part of a message would hold all weights.
+    last = onnx_graph.described(model.graph.node[-1]) if model.graph.node else ""
     opset = onnx_graph.opset_of(model)
     try:
         Folding(model, limits).run()
@@ -176,13 +193,16 @@ def _read(
         partial(_read, limits=limits, captured=captured, recurrences=recurrences, apart={}, is_branch=True),
         captured,
     )
-    outlines = _set_aside(model.graph, apart)
+    outlines = _set_aside(model.graph, {*apart, *_left_alone(model)})
     model = _slimmed(model)
     model.graph.initializer.extend(outlines)
+    if outlines:
+        del outlines
+        gc.collect()  # cycles hold the model as it was, with all weights
     _share_weights(model.graph)
     _restore_inputs(model.graph, inputs)
     if not model.graph.node and not is_branch:
-        where = f", such as that of {onnx_graph.described(last)}" if last else ""
+        where = f", such as that of {last}" if last else ""
         raise BadModel(f"has nothing to tune: its outputs are constants{where}; tune a model that computes from inputs")
     return _import(model, branches, apart)
 
@@ -194,8 +214,21 @@ def _read_weights(graph: onnx.GraphProto, weights: Weights) -> None:
             tensor.raw_data = weights[tensor.name].read()
 
 
-def _set_aside(graph: onnx.GraphProto, apart: Weights) -> list[onnx.TensorProto]:
-    """The weights without numbers, which are inputs of the graph while it is slimmed."""
+def _left_alone(model: onnx.ModelProto) -> set[str]:
+    """Large weights that only products and tables read: slimming, which copies all that it sees, does not change them.
+    None of a model that is not large.
+    """
+    if model.ByteSize() < _ALONE_FROM_BYTES:
+        return set()
+    large = {each.name for each in model.graph.initializer if len(each.raw_data) >= LEAST_BYTES}
+    others = (node for node in onnx_graph.all_nodes(model.graph.node) if node.op_type not in _READERS)
+    return large.difference(
+        *(onnx_graph.names_read(node) for node in others), (each.name for each in model.graph.output)
+    )
+
+
+def _set_aside(graph: onnx.GraphProto, apart: AbstractSet[str]) -> list[onnx.TensorProto]:
+    """The weights of these names, which are inputs of the graph while it is slimmed."""
     outlines = [tensor for tensor in graph.initializer if tensor.name in apart]
     others = [tensor for tensor in graph.initializer if tensor.name not in apart]
     if outlines:
