@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fractune
+from fractune.local.timing_process import calls_of
 from fractune_core.errors import BadRequest
 from fractune_runtime.decoder import DecoderSession
 from tests.support.decoders import VOCABULARY, ByOnnxRuntime, compile_decoder, write_decoder
@@ -96,6 +97,11 @@ def test_the_page_on_small_language_models(
         wanted.append(int(logits.argmax()))
         logits = pair[1].logits(wanted[-1])
     assert names["answer"] == wanted
+
+
+def test_what_fit_times_is_a_step_with_a_full_cache(decoder: tuple[Path, fractune.JoinedBundle]) -> None:
+    _, ((threads, call),) = calls_of("fractune", str(decoder[1].path), [1], {})
+    assert (threads, call().shape, call().shape) == (1, (1, VOCABULARY), (1, VOCABULARY))
 
 
 @pytest.mark.parametrize("form", ["grouped", "scatters"])

@@ -21,6 +21,7 @@ from fractune_core.disturbed import TRIES, timed_quietly
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, OPENVINO, OURS, Compared
+from fractune_core.files.manifests import MASK
 from fractune_core.host.machine import beside_others, busy_s
 from fractune_core.model_inputs import shapes_in
 from fractune_core.share_kinds import CPU
@@ -28,6 +29,8 @@ from fractune_core.shares import Share
 
 if TYPE_CHECKING:
     from fractune.comparing.beside import Contenders
+    from fractune_runtime.bucketed_model import BucketedModel
+    from fractune_runtime.model import Model
     from fractune_workers.locks.core_locks import CoreLocks
 
 _TIMEOUT_S = TRIES * 1800.0
@@ -245,7 +248,7 @@ def calls_of(
         from fractune_runtime.loading import load
 
         models = [load(path, share=f"cpu:{count}") for count in threads]
-        return "", [(model.threads, partial(model.run, model.random_inputs())) for model in models]
+        return "", [(model.threads, _call_of(model)) for model in models]
     if runtime == OPENVINO:
         return _openvino_calls(path, threads, shapes, streams)
     from fractune_runtime.sessions import OnnxRuntimeSession, settings_of
@@ -258,6 +261,25 @@ def calls_of(
             raise BadRequest(f"--input '{name}': no such input; the inputs are {', '.join(first.input_names)}")
     feed = first.random_feed(shapes)
     return first.version, [(count, partial(each.run, feed)) for count, each in zip(threads, sessions, strict=True)]
+
+
+def _call_of(model: Model | BucketedModel) -> _Call:
+    """One inference; of a decoder a step with all rows of its cache in use."""
+    from fractune_runtime.decoder import IDS, POSITIONS
+
+    inputs = model.random_inputs()
+    ids = next((inputs[name] for name in IDS if name in inputs), None)
+    own = {*IDS, *MASK, *POSITIONS}
+    try:
+        session = model.decoder({name: each for name, each in inputs.items() if name not in own and "past" not in name})
+    except BadRequest:
+        return partial(model.run, inputs)
+
+    def step() -> Any:
+        session.length = session.capacity
+        return session.step(0 if ids is None else ids[:, 0])
+
+    return step
 
 
 def _openvino_calls(
