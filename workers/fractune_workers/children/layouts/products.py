@@ -17,6 +17,7 @@ from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTA
 from fractune_workers.children.layouts.kernels.integers import INTEGERS, IntegerProduct
 from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, Planner
 from fractune_workers.children.rewriting.expressions import TAKES_AN_EPILOGUE, operator_of, shape_of
+from fractune_workers.children.rewriting.widened import HALVES
 from fractune_workers.children.tvm_api.scratch_tensors import kept
 
 _FLOAT, _INT = "float32", "int32"
@@ -161,6 +162,8 @@ def _own_kernel(planner: Planner, compute: Any, data: Any, weights: Array, **opt
 def matmul(planner: Planner, call: Any) -> Made:
     data, weight = call.args
     shape = shape_of(call)
+    if str(data.ty.dtype) in HALVES:
+        return _half_matmul(planner, call)
     if data.ty.dtype != _FLOAT or weight.ty.dtype != _FLOAT or len(shape) < _MATRIX_RANK:
         return None
     numbers = planner.constant(weight)
@@ -182,6 +185,19 @@ def matmul(planner: Planner, call: Any) -> Made:
     if packed is None:
         return None
     return planner.kernel(direct.matmul, data, packed, name="matmul"), planner.blocks(shape, len(shape) - 1)
+
+
+def _half_matmul(planner: Planner, call: Any) -> Made:
+    """A product of half precision with constant weights, which are read as they are. It is summed in float32, and
+    rounded once.
+    """
+    data, weight = call.args
+    shape, numbers = shape_of(call), planner.constant(weight)
+    if numbers is None or numbers.ndim != _MATRIX_RANK or len(shape) < _MATRIX_RANK or 2 * shape[-1] <= planner.lanes:
+        return None
+    packed = planner.once(weight, lambda: kept(_packed_columns(numbers, planner.lanes)))
+    value = planner.emit(planner.kernel(direct.matmul, data, packed, name="matmul"))
+    return relax.op.astype(value, str(call.ty.dtype)), planner.blocks(shape, len(shape) - 1)
 
 
 def _packed(planner: Planner, data: Any, weight: Any) -> Any | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -380,7 +381,28 @@ def test_what_has_an_open_shape_stays_plain() -> None:
     assert calls(planned(simplify(net.builder.get()), NARROW)) == ["relax.broadcast_to", "relax.matmul"]
 
 
-def test_half_precision_stays_plain() -> None:
+@pytest.mark.parametrize("dtype", [np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)], ids=str)
+def test_a_product_reads_weights_of_half_precision_as_they_are(dtype: np.dtype[Any]) -> None:
+    draw, size = np.random.default_rng(0), 4096
+    data, numbers, bias = (draw.normal(0, 1, shape).astype(dtype) for shape in ((2, 3, size), (size, 13), (13,)))
+    x = relax.Var("x", relax.TensorType(data.shape, str(dtype)))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            product = builder.emit(op.matmul(x, relax.const(numbers, str(dtype))))
+            result = builder.emit_output(op.add(product, relax.const(bias, str(dtype))))
+        builder.emit_func_output(result)
+    mod = prepare(builder.get(), NARROW)
+    read = [each for call in mod["main"].body.blocks[0].bindings for each in getattr(call.value.args[1], "fields", ())]
+    assert {str(each.ty.dtype) for each in read} == {str(dtype)}
+    wanted = data.astype("float32") @ numbers.astype("float32") + bias.astype("float32")
+    (found,) = outputs_of(mod, NARROW, data)
+    # Two roundings; a sum of half precision would lose the smaller terms.
+    tolerance = 2 * float(ml_dtypes.finfo(dtype).eps) * np.abs(wanted).max()
+    np.testing.assert_allclose(found.astype("float32"), wanted, 0, tolerance)
+
+
+def test_convolutions_of_half_precision_stay_plain() -> None:
     x = relax.Var("x", relax.TensorType([1, 8, 6, 6], "float16"))
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):

@@ -19,6 +19,7 @@ from tvm import te, topi
 
 from fractune_core.tir.lookups import CONV, DEPTHWISE, MATMUL, WHOLE_NUMBERS
 from fractune_workers.children.layouts.kernels.blocks import Bounds, block_count, pack
+from fractune_workers.children.rewriting.widened import HALVES
 
 _Array = npt.NDArray[Any]
 _MATRIX_RANK = 2
@@ -222,14 +223,20 @@ def _tap(data: te.Tensor, window: Window, index: tuple[Any, ...], outside: Any) 
 
 def matmul(data: te.Tensor, weight: te.Tensor, whole: Bounds | None = None) -> te.Tensor:
     """(..., M, K) and (N/b, K, b) -> (..., M, N/b, b), which lies in memory as (..., M, N). A packed operand that is
-    computed may have axes before these. Then `data` has the same ones or none. `whole`: both are whole numbers.
+    computed may have axes before these. Then `data` has the same ones or none. `whole`: both are whole numbers. The
+    product is at least of float32.
     """
     *batch, blocks, depth, size = (int(dim) for dim in weight.shape)
     k, alike = te.reduce_axis((0, depth), "k"), len(data.shape) > _MATRIX_RANK
+    is_half = str(data.dtype) in HALVES
+
+    def wide(value: Any) -> Any:
+        return value.astype("float32") if is_half else value
 
     def element(*index: Any) -> Any:
         *rows, block, lane = index
-        return te.sum(data(*(rows if alike else rows[-1:]), k) * weight(*rows[: len(batch)], block, k, lane), axis=[k])
+        one, other = data(*(rows if alike else rows[-1:]), k), weight(*rows[: len(batch)], block, k, lane)
+        return te.sum(wide(one) * wide(other), axis=[k])
 
     outer = data.shape[:-2] if alike else batch
     return te.compute((*outer, *data.shape[-2:-1], blocks, size), element, name=MATMUL, attrs=_attributes(whole))
