@@ -30,8 +30,10 @@ def with_last_token(mod: tvm.IRModule) -> tvm.IRModule:
     """The module whose `main` has this output. Unchanged without caches, for one token, and where no product leads to
     an output by tokens.
     """
+    if not caches_of(mod) or new_rows(mod) < 2:
+        return mod
     block = mod["main"].body.blocks[-1]
-    if not caches_of(mod) or new_rows(mod) < 2 or not isinstance(block, relax.DataflowBlock):
+    if not isinstance(block, relax.DataflowBlock):
         return mod
     values = {binding.var: binding.value for binding in block.bindings}
     if not isinstance(values.get(mod["main"].body.body), relax.Tuple):
