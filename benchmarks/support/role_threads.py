@@ -175,13 +175,10 @@ class SimulatedBuilder:
     def learn(self, _workload_hash: str, _target: str, _load: Callable[[], str]) -> list[Any]:
         return []
 
-    def compilers(self, _target: str) -> str:
-        return ""
-
     def build(self, *_args: Any) -> BuiltCandidate:
         self._rates.build()
         # Different code each time: a simulated kernel's time follows from it.
-        return BuiltCandidate(Status.OK, "", os.urandom(_CODE_BYTES), self._rates.build_s, {})
+        return BuiltCandidate(Status.OK, "", os.urandom(_CODE_BYTES), "", self._rates.build_s, {})
 
     def stop(self) -> None:
         pass

@@ -16,7 +16,7 @@ import pytest
 
 from fractune_core.fleet.marks import CANCELLED, is_marked
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.records import candidate_id
+from fractune_core.records import Kind, candidate_id
 from fractune_server.services.jobs import MAX_WATCHERS
 from tests.support.processes.fleet_simulated import INSIDE, SimulatedFleet
 from tests.support.processes.made_up import DEVICE
@@ -119,9 +119,14 @@ def test_a_cpu_limit_is_tuned_at_its_whole_cores_and_timed_under_it(client: Clie
         fleet.remove("measure-limit")
 
 
-def test_without_trials_every_operator_has_its_first_candidate(client: Client) -> None:
+def test_without_trials_every_operator_has_its_first_candidate_validated_at_once(
+    client: Client, fleet: SimulatedFleet
+) -> None:
     model = client.upload(fresh())
     first = client.finish(client.create(model, trials=0).name)
+    measured = handled(fleet, "measure", first)
+    assert [work.purpose for work in measured] == [Kind.VALIDATION] * 2 * len(first.operators)
+    assert all({"cpu:1", "cpu:2"} == set(op.best_s) == set(op.untuned_s) for op in first.operators)
     assert (first.state, [op.trials for op in first.operators]) == (pb.JOB_STATE_DONE, [1] * len(first.operators))
     tuned = client.finish(client.create(model, trials=24).name)
     assert tuned.progress.candidates_done == 24 - len(first.operators)

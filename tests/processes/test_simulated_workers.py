@@ -72,7 +72,7 @@ class Process:
         return []
 
     def build(self, *_args: Any) -> BuiltCandidate:
-        return BuiltCandidate(Status.OK, "", ARTIFACT, 0.1, {})
+        return BuiltCandidate(Status.OK, "", ARTIFACT, "", 0.1, {})
 
 
 class Session:
@@ -108,7 +108,7 @@ def work_of(role: str, number: int) -> tuple[str, Any]:
 def real(url: str, role: str, pieces: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real worker's loop and role do what waits."""
     conditions = Conditions(1.0)
-    monkeypatch.setattr(measure, "measure_stable", lambda _session, _clocks, measured: (measured(), conditions))
+    monkeypatch.setattr(measure, "measure_stable", lambda *given: (given[2](), conditions))
     monkeypatch.setattr(measure, "MeasurementSession", lambda *_: Session())
     with redis.Redis.from_url(url, socket_timeout=None) as connection:
         context = WorkerContext(f"{role}-1", connection, SECRET, CoreLocks(folder / "gate", 8), [0], folder)

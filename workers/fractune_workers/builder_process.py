@@ -32,6 +32,8 @@ class BuiltCandidate:
     """one line; empty for a success"""
     code: bytes
     """an object file, for a GPU an archive of two; empty for a failure"""
+    kernel: str
+    """names the kernel by its content, for a CPU; empty for a GPU, and for a failure"""
     build_secs: float
     """CPU seconds"""
     versions: dict[str, str]
@@ -62,7 +64,6 @@ class BuilderProcess:
         self._generation = 0
         self._args_info: dict[tuple[str, str], list[Any]] = {}
         """by the workload's hash and the target"""
-        self._compilers: dict[str, str] = {}
 
     def learn(self, workload_hash: str, target: str, load: Callable[[], str]) -> list[Any]:
         """The workload's argument descriptions for `target` (TVM's JSON text). `load` gives the workload's
@@ -78,15 +79,6 @@ class BuilderProcess:
             )
         return self._args_info[key]
 
-    def compilers(self, target: str) -> str:
-        """The versions of all that makes code for `target` (TVM's JSON text). Raises CallFailed, ChildTimeout or
-        ChildDied.
-        """
-        self._ensure()
-        if target not in self._compilers:
-            self._compilers[target] = self.child.call("compilers", _LEARN_TIMEOUT_S, target=target)
-        return self._compilers[target]
-
     def host_facts(self, target: str) -> dict[str, Any]:
         """What a host needs that measures code for `target`, as of the child's `host_facts`. Raises CallFailed,
         ChildTimeout or ChildDied.
@@ -98,7 +90,7 @@ class BuilderProcess:
     def _ensure(self) -> None:
         """Have a child; a new one knows nothing yet."""
         if self.child.ensure() != self._generation:
-            self._generation, self._args_info, self._compilers = self.child.generation, {}, {}
+            self._generation, self._args_info = self.child.generation, {}
 
     def build(
         self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = LIMIT_CPU_S, *, as_text: bool = False
@@ -111,7 +103,12 @@ class BuilderProcess:
         candidate = {"workload_hash": workload_hash, "target": target, "trace": trace}
         answer = self.child.call("build", _STUCK_S, **candidate, limit_cpu_s=limit_cpu_s, as_text=as_text)
         return BuiltCandidate(
-            Status(answer["status"]), answer["cause"], answer["object"], answer["build_secs"], answer["versions"]
+            Status(answer["status"]),
+            answer["cause"],
+            answer["object"],
+            answer["kernel"],
+            answer["build_secs"],
+            answer["versions"],
         )
 
     def stop(self) -> None:

@@ -43,10 +43,11 @@ from fractune_core.fleet.messages import (
     TimeModelWork,
     WorkerInfo,
     cancelled_by,
+    trial_of,
 )
 from fractune_core.fleet.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
 from fractune_core.fleet.worker_entries import drop_entry, put_entry
-from fractune_core.records import Kind, Status, candidate_id
+from fractune_core.records import UNTUNED, Kind, Status, candidate_id
 from fractune_core.shares import GrantedShare, Share
 from fractune_core.workloads import DIRECT, text_of
 from fractune_workers.context import WorkCounts
@@ -271,13 +272,15 @@ class SimulatedWorker:
         }
         proposed |= {"candidates": [item.candidate for item in items], "exhausted": len(items) < work.count}
         self._send(stream, proposed)
+        if work.round.validates and items:
+            items.append(CandidateItem(candidate_id(name, work.round.operator.target_key, UNTUNED), UNTUNED))
         for start in range(0, len(items), 4):
             build = BuildWork(
                 work_id=f"{work.work_id}-b{start}",
                 job=work.job,
                 tenant=work.tenant,
                 round=work.round,
-                purpose=Kind.TRIAL,
+                purpose=Kind.VALIDATION if work.round.validates else Kind.TRIAL,
                 device_key=work.device_key,
                 shares=work.shares,
                 candidates=items[start : start + 4],
@@ -310,9 +313,13 @@ class SimulatedWorker:
             self._enqueue(redis_names.measure_queue(work.device_key, share), measure)
 
     def _measure(self, work: MeasureWork) -> None:
+        records = []
         for item in work.candidates:
             self.measured.append((work.purpose, item.candidate, work.share))
-            record = made_up_record(work, item.candidate, item.trace, item.status, self.name)
+            records.append(made_up_record(work, item.candidate, item.trace, item.status, self.name))
+        if work.round.validates and work.purpose is Kind.VALIDATION:
+            records += [trial_of(work, record) for record in records if record.trace != UNTUNED]
+        for record in records:
             event = {"event": "measured", "job": work.job, "round_id": work.round.id}
             self._send(work.reply, {**event, "record": record.to_json()})
         if self.hold_after is not None and len(self.measured) >= self.hold_after:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from fractune_core.fleet.redis_names import PROTOCOL
@@ -144,6 +144,9 @@ class WorkRound:
     """This work, and what follows from it, goes to the front of its queue: the job has got less than others."""
     repeat_ms: float | None = None
     """length of one repeat of a validation; None = the policy's own length"""
+    validates: bool = False
+    """Its one candidate has no competitor: it is validated at once, beside the untuned default. Its trial is the
+    repeats that choose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +301,7 @@ def work_record(
     """
     operator = work.round.operator
     return TuningRecord(
-        record_id=record_id(work.round.id, item.candidate, granted.share),
+        record_id=record_id(_measured_in(work), item.candidate, granted.share),
         kind=work.purpose,
         candidate_id=item.candidate,
         workload_hash=operator.workload_hash,
@@ -319,6 +322,22 @@ def work_record(
         worker="",
         measured_at=time.time(),
         namespace=work.round.namespace,
+    )
+
+
+def _measured_in(work: BuildWork | MeasureWork) -> str:
+    return f"{work.round.id}-validated" if work.round.validates else work.round.id
+
+
+def trial_of(work: MeasureWork, validated: TuningRecord) -> TuningRecord:
+    """The trial of a candidate that was validated at once: the repeats that choose, which no other record reports."""
+    chosen = validated.policy.choosing or len(validated.run_secs)
+    return replace(
+        validated,
+        record_id=record_id(work.round.id, validated.candidate_id, validated.share),
+        kind=Kind.TRIAL,
+        run_secs=validated.run_secs[:chosen],
+        policy=replace(validated.policy, repeats=chosen, choosing=0) if chosen else validated.policy,
     )
 
 

@@ -7,7 +7,7 @@ through the consumer group RECORDER; a tuner instance reads its own through the 
 
 from __future__ import annotations
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Version of the messages. It rises when older workers would not understand a message. Every queue has it in its name,
 so that work reaches only workers that can do it."""
 
@@ -70,6 +70,11 @@ def bundle_blob(bundle: str) -> str:
 
 def artifact_blob(round_id: str, candidate: str) -> str:
     return f"artifact:{round_id}:{candidate}"
+
+
+def kernel_blob(candidate: str) -> str:
+    """A finalist's code for a CPU, behind a line with what names its kernel: kept a while for the bundle."""
+    return f"kernel:{candidate}"
 
 
 def workload_blob(workload_hash: str) -> str:

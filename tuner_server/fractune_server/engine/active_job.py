@@ -374,11 +374,12 @@ class ActiveJob:
         at_front: bool,
         target: str | None = None,
         repeat_ms: float | None = None,
+        validates: bool = False,
     ) -> WorkRound:
         """A round of the job in its work; `target` is the job's if it is None."""
         name, target = self.operator(workload_hash).name, self.stored.target if target is None else target
         operator = TargetOperator(workload_hash, name, target, self.stored.target_key)
-        return WorkRound(round_id, self.stored.pool, operator, at_front, repeat_ms)
+        return WorkRound(round_id, self.stored.pool, operator, at_front, repeat_ms, validates)
 
     def take_trial(self, record: TuningRecord) -> None:
         """Count a committed trial of any job; a repeated one changes nothing."""

@@ -16,7 +16,7 @@ from fractune_core.fleet import messages
 from fractune_core.fleet.blobs import drop_blobs
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, tuner_stream
 from fractune_core.names import digest_of
-from fractune_core.records import Kind, Status, TuningRecord, record_id
+from fractune_core.records import UNTUNED, Kind, Status, TuningRecord, candidate_id, record_id
 from fractune_core.shares import Device, GrantedShare
 from fractune_core.tracing import log_fields
 from fractune_server.engine.active_job import ActiveJob
@@ -50,6 +50,11 @@ class LiveRound:
     @property
     def id(self) -> str:
         return self.stored.round_id
+
+    @property
+    def untuned(self) -> str:
+        """Candidate id of the untuned default."""
+        return candidate_id(self.key.workload_hash, self.key.target_key, UNTUNED)
 
     @property
     def is_trial(self) -> bool:
@@ -96,10 +101,14 @@ class LiveRound:
         `arriving`: candidates of a proposal in the same batch, for a round that has none yet.
         """
         candidates = arriving if self.stored.candidates is None else self.stored.candidates
+        if record.kind is Kind.VALIDATION:  # where a trial's one candidate is validated at once
+            candidates = [*candidates, self.untuned]
         return record.candidate_id in candidates and record.share in self.stored.granted
 
     def take(self, record: TuningRecord) -> None:
-        """Note a result."""
+        """Note a result. Of a candidate that is validated at once, its trial follows."""
+        if record.kind is not self.stored.kind:
+            return
         self.missing.discard((record.candidate_id, record.share))
         if record.status is Status.OK:
             self.ran.setdefault(record.candidate_id, record)
@@ -311,7 +320,7 @@ class Rounds:
         self._remove(live)
         if live.is_trial and not live.proposed:
             self.owners.forget(live.key.search)  # the instance may not have received the start of the search
-        self._drop_artifacts(live, live.stored.candidates or [])
+        self._drop_artifacts(live, [live.untuned, *(live.stored.candidates or ())])
         self._context.store.jobs.drop_round(live.id)
         self._mark_dirty(live)
         for job in live.subscribers.values() if live.is_trial and live.proposed else ():

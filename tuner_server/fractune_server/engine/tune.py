@@ -22,7 +22,7 @@ from fractune_server.engine.active_job import ActiveJob, kernel_share_notes
 from fractune_server.engine.rounds import LiveRound, Rounds
 from fractune_server.scheduler import allocation
 from fractune_server.scheduler.fair_queue import FairQueue
-from fractune_server.scheduler.finalists import TRIALS_AT_LEAST, choose_donors, operator_kind
+from fractune_server.scheduler.finalists import FIRST_REPEAT_MS, TRIALS_AT_LEAST, choose_donors, operator_kind
 from fractune_server.store.records.log import LogKey
 from fractune_server.store.stored_job import Round
 from fractune_server.transport.context import ServerContext
@@ -339,7 +339,10 @@ class TunePhase:
         """The target has the cores of the largest share, like the target of a job at all shares."""
         cores = max((each.units for each in live.stored.granted.values() if each.kind.device_kind == CPU), default=0)
         target, at_front = with_cores(job.stored.target, cores), self._rounds.goes_first(job)
-        return job.work_round(live.id, live.key.workload_hash, at_front=at_front, target=target)
+        name = live.key.workload_hash
+        validates = job.budget.has_no_search and not job.plans[name].measured
+        repeat_ms = FIRST_REPEAT_MS if validates else None
+        return job.work_round(live.id, name, at_front=at_front, target=target, repeat_ms=repeat_ms, validates=validates)
 
     def _times(self, live: LiveRound) -> dict[str, dict[str, float]]:
         """Medians in seconds by candidate and share, of all trials in the log at the round's shares."""

@@ -225,6 +225,11 @@ class Budget:
     closed: bool = False
     """True = search nothing"""
 
+    @property
+    def has_no_search(self) -> bool:
+        """Whether only the first candidate of each operator is measured."""
+        return self.trials == self.extra_trials == 0
+
     def remaining(self, plans: Sequence[OperatorPlan], gained: int) -> int:
         """Candidates that may still be requested; `gained` = candidates that the job has gained since its start."""
         if self.closed:

@@ -68,6 +68,8 @@ def _rank(donor: PossibleDonor, shares: Collection[str]) -> tuple[bool, int]:
 BEST_PER_SHARE = 2
 SHORT_REPEATS_MS = {0.005: 0.5, 0.05: 2.0}
 """how long a repeat is of an operator that takes less than this part of the model's time"""
+FIRST_REPEAT_MS = 2.0
+"""the same of a first candidate, before anything is known of the model's time"""
 NEGLIGIBLE = 0.01
 """part of the model's time that all skipped validations together may forgo"""
 

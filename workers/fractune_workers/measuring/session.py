@@ -56,7 +56,8 @@ from fractune_workers.scratch_dir import open_scratch_dir
 CHILD_ERRORS = (*CALL_ERRORS, Quarantined)
 """raised by a call when the artifact is to blame"""
 LOAD_TIMEOUT_S = 30.0
-ATTEMPTS = 3
+ATTEMPTS, FIRST_ATTEMPTS = 3, 2
+"""how often a batch is measured at most, and one of a first candidate: a third time would choose no other"""
 DRIFT_ALLOWED = 0.15
 """fraction by which the anchor after a batch may differ from the anchor before it"""
 LOSS_ALLOWED = 0.1
@@ -434,7 +435,10 @@ class Conditions:
 
 
 def measure_stable(
-    session: AnchoredSession, clocks: Callable[[], Clocks], measure: Callable[[], Mapping[str, Outcome]]
+    session: AnchoredSession,
+    clocks: Callable[[], Clocks],
+    measure: Callable[[], Mapping[str, Outcome]],
+    attempts: int = ATTEMPTS,
 ) -> tuple[Mapping[str, Outcome], Conditions]:
     """The result of `measure` while nothing changed, or of the last attempt; and its conditions.
 
@@ -443,7 +447,7 @@ def measure_stable(
     3. Accept, unless the anchor drifted, the clock was held down for one of the reasons that void, or the threads that
        measured were kept from their cores.
     """
-    for attempt in range(1, ATTEMPTS + 1):
+    for attempt in range(1, attempts + 1):
         before, child = session.anchor_before(), session.generation
         clock_before = clocks()
         outcomes = measure()

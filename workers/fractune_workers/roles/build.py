@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import defaultdict, deque
@@ -10,14 +9,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from fractune_core import __version__
-from fractune_core.errors import NotFound, as_message
+from fractune_core.errors import as_message
 from fractune_core.fleet.blobs import has_blob
 from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork, TargetOperator
-from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue
-from fractune_core.fleet.signed_messages import Unsigned
-from fractune_core.names import digest_of
-from fractune_core.records import Kind, Status
+from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, kernel_blob, measure_queue
+from fractune_core.records import UNTUNED, Kind, Status
 from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess, BuiltCandidate, build_failure
 from fractune_workers.child.errors import CALL_ERRORS, retry_if_killed
 from fractune_workers.context import WorkerContext
@@ -29,7 +25,7 @@ _TIMES_OWN, _SHORTEST_OWN_S = 4, 1
 _KNOWN = 4
 _WINDOW = 64
 _KEPT_S = 900
-"""how long a trial's code is kept for the validation"""
+"""how long a finalist's code is kept for the bundle"""
 
 
 class Deadline:
@@ -81,63 +77,44 @@ class Builder(Role):
         transaction = self._context.transaction(work)
         artifacts: list[ArtifactItem] = []
         for item in work.candidates:
+            if work.round.validates and item.trace == UNTUNED and artifacts[0].status is not Status.OK:
+                continue  # the one candidate could not be built: there is nothing to compare
             with self._context.computing(self._process.child):
-                artifact, code = self._build(work, item)
+                artifact, code, kernel = self._build(work, item)
             artifacts.append(artifact)
             if code:
                 transaction.blob(artifact_blob(work.round.id, item.candidate), code)
-                if _is_kept(work):
-                    transaction.blob(self._kept_blob(work, item), _with_facts(artifact, code), _KEPT_S)
+            if kernel and work.purpose is Kind.VALIDATION:
+                transaction.blob(kernel_blob(item.candidate), kernel.encode() + b"\n" + code, _KEPT_S)
         args_info = retry_if_killed(lambda: self._learn(work.round.operator))
         for place, share in enumerate(work.shares):
             measure = _measure_work(work, place, args_info, artifacts)
             transaction.enqueue(measure_queue(work.device_key, share), measure)
         transaction.send()
 
-    def _build(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes]:
-        """Build one candidate; the item names the cause of a failure."""
+    def _build(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes, str]:
+        """Build one candidate: its code, and what names its kernel. The item names the cause of a failure."""
         before = item.built
         if before is not None and has_blob(self._context.redis, artifact_blob(work.round.id, item.candidate)):
-            return _artifact(item, Status.OK, "", before.build_secs, before.versions), b""
+            return _artifact(item, Status.OK, "", before.build_secs, before.versions), b"", ""
         try:
-            kept = self._kept(work, item)
-            if kept is not None:
-                return kept
             built = retry_if_killed(lambda: self._build_once(work, item.trace))
         except CALL_ERRORS as error:
-            return _artifact(item, *build_failure(error)), b""
+            return _artifact(item, *build_failure(error)), b"", ""
         if built.status is Status.OK:
             self._deadline.note(work.round.operator.workload_hash, built.build_secs)
-        return _artifact(item, built.status, built.cause, built.build_secs, built.versions), built.code
-
-    def _kept(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes] | None:
-        """A finalist as its trial was built; None when that code was not kept. The records of both have the same
-        build time and versions.
-        """
-        if work.purpose is not Kind.VALIDATION:
-            return None
-        try:
-            facts, _, code = self._context.signed_blob(self._kept_blob(work, item)).partition(b"\n")
-        except (NotFound, Unsigned):
-            return None
-        return _artifact(item, Status.OK, "", **json.loads(facts)), code
-
-    def _kept_blob(self, work: BuildWork, item: CandidateItem) -> str:
-        """The name has the versions of fractune and of the compilers, because builders may differ in them."""
-        target = work.round.operator.target
-        compilers = retry_if_killed(lambda: self._process.compilers(target))
-        parts = (__version__, compilers, target, item.candidate)
-        return artifact_blob("kept", digest_of(*parts))
+        artifact = _artifact(item, built.status, built.cause, built.build_secs, built.versions)
+        return artifact, built.code, built.kernel
 
     def _build_once(self, work: BuildWork, trace: str) -> BuiltCandidate:
         operator = work.round.operator
         self._learn(operator)
-        return self._process.build(operator.workload_hash, operator.target, trace, self._limit_cpu_s(work))
+        return self._process.build(operator.workload_hash, operator.target, trace, self._limit_cpu_s(work, trace))
 
-    def _limit_cpu_s(self, work: BuildWork) -> int:
+    def _limit_cpu_s(self, work: BuildWork, trace: str) -> int:
         # A finalist was built in time before: the present median must not cost a winner its place. The untuned default
         # was not built before, and without it nothing is published: a GPU's may be unrolled far.
-        if work.purpose is Kind.VALIDATION:
+        if work.purpose is Kind.VALIDATION and (trace == UNTUNED or not work.round.validates):
             return _LONGEST_VALIDATED_S
         return self._deadline.limit_cpu_s(work.round.operator.workload_hash)
 
@@ -145,16 +122,6 @@ class Builder(Role):
         """The workload's argument descriptions, once the present child knows it."""
         name = operator.workload_hash
         return self._process.learn(name, operator.target, lambda: self._context.workload(name))
-
-
-def _is_kept(work: BuildWork) -> bool:
-    """Whether the candidate of the work has no competitor: then it is the operator's finalist, unless it fails."""
-    return work.purpose is Kind.TRIAL and len(work.candidates) == 1
-
-
-def _with_facts(artifact: ArtifactItem, code: bytes) -> bytes:
-    facts = {"build_secs": artifact.build_secs, "versions": artifact.versions}
-    return json.dumps(facts).encode() + b"\n" + code
 
 
 def _artifact(

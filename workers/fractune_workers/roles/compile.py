@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core.codec.plain_json import from_json
-from fractune_core.errors import FractuneError
+from fractune_core.errors import FractuneError, NotFound
 from fractune_core.files.checked import Checked
 from fractune_core.fleet.blobs import put_signed_file, read_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, Event, Ingested, IngestWork, OperatorItem
-from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, model_blob
+from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, kernel_blob, model_blob
 from fractune_core.fleet.signed_messages import Refused, Unsigned
 from fractune_core.host.machine import model_memory_bytes
 from fractune_core.host.sandboxing.strangers_files import copy_strangers_file, empty_dir, remove_tree
 from fractune_core.names import check_file_name
+from fractune_core.records import UNTUNED, candidate_id
 from fractune_workers.checker import CHECKING_CHILD, check_bundle, write_checked
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, CallFailed, ChildUnwanted, retry_if_killed
@@ -31,7 +32,7 @@ _CHILD = "fractune_workers.children.compiling.child"
 _INGEST_TIMEOUT_S = 600.0
 _COMPILE_TIMEOUT_S = 1800.0
 _RECYCLE_CALLS = 50
-_SHA256 = re.compile("[0-9a-f]{64}")
+_SHA256, _KERNEL = re.compile("[0-9a-f]{64}"), re.compile(b"[0-9a-f]{32}")
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class Compiler(Role):
     def _compile(self, work: CompileWork) -> Compiled:
         out = self._childs_dir / "compiled.fractune"
         wanted = {"variants": work.variants, "manifest": work.manifest, "records": work.records, "out": str(out)}
-        wanted |= self._model_args(work)
+        wanted |= self._model_args(work) | self._built(work)
         try:
             with self._computing(self._child, work):
                 self._call("compile_bundle", _COMPILE_TIMEOUT_S, **wanted)
@@ -133,6 +134,19 @@ class Compiler(Role):
             bundle.unlink()
             checked.unlink(missing_ok=True)
         return Compiled(job=work.job, bundle=work.bundle)
+
+    def _built(self, work: CompileWork) -> dict[str, bytes]:
+        """Code of the bundle's kernels that builders have made lately, by what names a kernel there."""
+        chosen = {pair for variant in work.variants for pair in variant.traces.items()}
+        chosen |= {(each["workload_hash"], UNTUNED) for each in work.manifest["operators"]}
+        found = dict[str, bytes]()
+        for workload_hash, trace in chosen:
+            name = kernel_blob(candidate_id(workload_hash, work.manifest["target_key"], trace))
+            with contextlib.suppress(NotFound, Unsigned):
+                kernel, _, code = self._context.signed_blob(name).partition(b"\n")
+                if _KERNEL.fullmatch(kernel):
+                    found[kernel.decode()] = code
+        return found
 
     def _checked(self, work: CompileWork, bundle: Path) -> Checked:
         """What was compared of the bundle. Raises OutputsDiffer, BadRequest."""

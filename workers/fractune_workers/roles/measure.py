@@ -20,7 +20,15 @@ from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.analysis.roofline import Roof
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.blobs import get_signed_file
-from fractune_core.fleet.messages import Measured, MeasureWork, ModelTimed, RoofMeasured, TimeModelWork, WorkerInfo
+from fractune_core.fleet.messages import (
+    Measured,
+    MeasureWork,
+    ModelTimed,
+    RoofMeasured,
+    TimeModelWork,
+    WorkerInfo,
+    trial_of,
+)
 from fractune_core.fleet.redis_names import SERVER_STREAM, artifact_blob, bundle_blob, measure_queue
 from fractune_core.fleet.worker_entries import FAULT_EPOCHS, REMEASURED
 from fractune_core.names import DEFAULT_TENANT
@@ -31,7 +39,14 @@ from fractune_workers.context import ResultTransaction, WorkerContext
 from fractune_workers.gpu.nvml import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.locks.gpu_slots import ALONE, GpuTurns, MeasurementSlot, claim_of
 from fractune_workers.measuring.audit import audit_file
-from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, measure_stable, measured_record
+from fractune_workers.measuring.session import (
+    ATTEMPTS,
+    FIRST_ATTEMPTS,
+    ArtifactBatch,
+    MeasurementSession,
+    measure_stable,
+    measured_record,
+)
 from fractune_workers.measuring.validation import validation
 from fractune_workers.roles import Role
 from fractune_workers.sandboxes import MeasurerLimits
@@ -127,7 +142,8 @@ class Measurer(Role):
         with self._slot(alone=is_validation) as slot:
             # All tenants see it, so no process of another tenant than the default one may make it up.
             roof = self._higher_roof() if work.tenant == DEFAULT_TENANT or self._session.is_fresh else None
-            outcomes, conditions = measure_stable(self._session, self._clocks, measure)
+            attempts = FIRST_ATTEMPTS if work.round.validates else ATTEMPTS
+            outcomes, conditions = measure_stable(self._session, self._clocks, measure, attempts)
         self._context.counts.add(REMEASURED, str(self._share), conditions.attempts - 1)
         if outcomes and work.purpose is Kind.TRIAL:
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
@@ -137,6 +153,10 @@ class Measurer(Role):
             measured_record(self._session, work, item, outcomes.get(item.candidate), conditions, *beside)
             for item in work.candidates
         ]
+        if work.round.validates and is_validation:
+            trials = [trial_of(work, record) for record in records if record.trace != UNTUNED]
+            # The trials last: with them the round ends. What was not built is no finalist.
+            records = [*(record for record in records if record.candidate_id in batch.codes), *trials]
         transaction.events(work.reply, (_measured(work, record) for record in records))
         if roof is not None:
             transaction.event(SERVER_STREAM, self._roof_measured(work, roof))

@@ -16,7 +16,7 @@ from fractune_core.errors import FractuneError
 from fractune_core.fleet import messages
 from fractune_core.fleet.redis_names import BUILD_QUEUE, EVENT_FIELD, RECORDER, STREAMS, TUNER, tune_queue, tuner_stream
 from fractune_core.fleet.signed_messages import Unsigned, open_event
-from fractune_core.records import Kind, Status
+from fractune_core.records import UNTUNED, Kind, Status, candidate_id
 from fractune_core.shares import expected_units
 from fractune_workers.child import Child
 from fractune_workers.child.errors import retry_if_killed
@@ -51,6 +51,7 @@ class SearchName(NamedTuple):
 class _TrialResult:
     """The fields of a trial's record that a search learns from."""
 
+    kind: Kind
     workload_hash: str
     target_key: str
     namespace: str
@@ -109,7 +110,8 @@ class Tuner(Role):
         except FractuneError as error:
             event = transaction.failure(type(error).__name__, f"operator {work.round.operator.name}: {error}")
         transaction.event(self._stream, event)
-        for place, batch in enumerate(chunks(candidates, messages.build_batch(work.round.operator.target_key))):
+        finalists = [*candidates, _untuned(work.round.operator)] if work.round.validates and candidates else candidates
+        for place, batch in enumerate(chunks(finalists, messages.build_batch(work.round.operator.target_key))):
             transaction.enqueue(BUILD_QUEUE, _build_work(work, place, batch, self._stream))
         transaction.send()
 
@@ -169,6 +171,8 @@ class Tuner(Role):
         if event.get("event") != "measured":
             return
         result = from_json(_TrialResult, event.get("record"))
+        if result.kind is not Kind.TRIAL:
+            return
         secs = statistics.median(result.run_secs) if result.status is Status.OK else 0.0
         name = self._search_name(result.workload_hash, result.target_key, result.namespace, result.job)
         self._results[name].append((result.candidate_id, result.share, secs))
@@ -186,6 +190,10 @@ def _proposed(work: messages.SearchWork, candidates: list[messages.CandidateItem
     )
 
 
+def _untuned(operator: messages.TargetOperator) -> messages.CandidateItem:
+    return messages.CandidateItem(candidate_id(operator.workload_hash, operator.target_key, UNTUNED), UNTUNED)
+
+
 def _build_work(work: messages.SearchWork, place: int, batch: list[Any], reply: str) -> messages.BuildWork:
     return messages.BuildWork(
         # Not random: a search that is repeated yields pieces that are marked as done, and are in the ledger.
@@ -193,7 +201,7 @@ def _build_work(work: messages.SearchWork, place: int, batch: list[Any], reply: 
         job=work.job,
         tenant=work.tenant,
         round=work.round,
-        purpose=Kind.TRIAL,
+        purpose=Kind.VALIDATION if work.round.validates else Kind.TRIAL,
         device_key=work.device_key,
         shares=work.shares,
         candidates=batch,

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from rq.serializers import JSONSerializer
 from fractune_core.errors import BadRequest
 from fractune_core.fleet.blobs import drop_blobs, has_blob, put_signed_blob
 from fractune_core.fleet.messages import ArtifactItem, BuiltItem, CandidateItem, MeasureWork, TargetOperator
-from fractune_core.fleet.redis_names import artifact_blob, measure_queue, workload_blob
+from fractune_core.fleet.redis_names import artifact_blob, kernel_blob, measure_queue, workload_blob
 from fractune_core.fleet.signed_messages import open_work
 from fractune_core.records import Kind, Status
 from fractune_workers.builder_process import BuiltCandidate
@@ -25,6 +26,7 @@ from fractune_workers.child.errors import TRIES
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles.build import Builder, Deadline
+from tests.support.children.building_module import KERNEL
 from tests.support.fleet_messages import build_work
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.samples import WORKLOAD, WORKLOAD_TEXT
@@ -84,12 +86,18 @@ def built(builder: Builder, *traces: str) -> list[tuple[str, str]]:
 
 
 def artifacts(
-    builder: Builder, share: str, candidates: list[CandidateItem], purpose: Kind = Kind.TRIAL
+    builder: Builder,
+    share: str,
+    candidates: list[CandidateItem],
+    purpose: Kind = Kind.TRIAL,
+    *,
+    validates: bool = False,
 ) -> list[ArtifactItem]:
     """What the measurer of a share is told."""
     operator = TargetOperator(WORKLOAD, "matmul", '{"kind": "llvm"}', "k")
     more = {"work_id": f"w-{share[-1]}", "purpose": purpose, "device_key": "d", "shares": [share]}
-    builder.handle(build_work(operator, candidates, "r", **more))
+    work = build_work(operator, candidates, "r", **more)
+    builder.handle(replace(work, round=replace(work.round, validates=validates)))
     name = measure_queue("d", share)
     (job,) = Queue(name, connection=builder._context.redis, serializer=JSONSerializer).jobs
     measured = open_work(SECRET, name, job.id, job.args[0])
@@ -113,44 +121,19 @@ def test_a_compilers_message_of_any_bytes_reaches_the_measurer(
     builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = "nu\0l, half \ud800 " + "m" * 5_000
-    failed = BuiltCandidate(Status.BUILD_FAILED, message, b"", 0.1, {})
+    failed = BuiltCandidate(Status.BUILD_FAILED, message, b"", "", 0.1, {})
     monkeypatch.setattr(builder, "_build_once", lambda *_: failed)
     (told,) = artifacts(builder, "cpu:1", [CandidateItem("c", "c")])
     assert told.cause.startswith("nu\\x00l, half \\ud800 mmm")
     assert len(told.cause) == 2_000
 
 
-@pytest.mark.parametrize(("trials", "built_again"), [(["c"], [""]), (["c", "d"], ["", "c"])])
-def test_the_code_of_a_trial_without_a_competitor_serves_its_validation(
-    builder: Builder, monkeypatch: pytest.MonkeyPatch, trials: list[str], built_again: list[str]
-) -> None:
-    (first, *_) = artifacts(builder, "cpu:1", [CandidateItem(each, each) for each in trials])
-    code = builder._context.signed_blob(artifact_blob("r", "c"))
-    drop_blobs(builder._context.redis, [artifact_blob("r", "c")])
-    traces, build = [], builder._process.build
-
-    def noted(workload_hash: str, target: str, trace: str, limit_cpu_s: int) -> BuiltCandidate:
-        traces.append(trace)
-        return build(workload_hash, target, trace, limit_cpu_s)
-
-    monkeypatch.setattr(builder._process, "build", noted)
-    finalists = [CandidateItem("untuned", ""), CandidateItem("c", "c")]
-    (_, found) = artifacts(builder, "cpu:2", finalists, Kind.VALIDATION)
-    assert traces == built_again
-    is_same = builder._context.signed_blob(artifact_blob("r", "c")) == code, found.build_secs == first.build_secs
-    assert found.status == "ok"
-    assert is_same == (("c" not in built_again),) * 2
-
-
-def test_code_by_other_compilers_does_not_serve_a_validation(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
-    finalist = [CandidateItem("c", "c")]
-    artifacts(builder, "cpu:1", finalist)
-    code = builder._context.signed_blob(artifact_blob("r", "c"))
-    artifacts(builder, "cpu:2", finalist, Kind.VALIDATION)
-    assert builder._context.signed_blob(artifact_blob("r", "c")) == code
-    monkeypatch.setattr(builder._process, "compilers", lambda _target: "TVM 0.1, LLVM 1")
-    artifacts(builder, "cpu:4", finalist, Kind.VALIDATION)
-    assert builder._context.signed_blob(artifact_blob("r", "c")) != code
+def test_the_code_of_a_finalist_is_kept_for_the_bundle(builder: Builder) -> None:
+    artifacts(builder, "cpu:1", [CandidateItem("trial", "trial")])
+    artifacts(builder, "cpu:2", [CandidateItem("finalist", "finalist")], Kind.VALIDATION)
+    code = builder._context.signed_blob(artifact_blob("r", "finalist"))
+    assert builder._context.signed_blob(kernel_blob("finalist")).partition(b"\n")[::2] == (KERNEL.encode(), code)
+    assert not has_blob(builder._context.redis, kernel_blob("trial"))
 
 
 def killing(builder: Builder, folder: Path, times: int) -> threading.Thread:
@@ -194,3 +177,12 @@ def test_a_text_under_the_name_of_another_is_not_built(builder: Builder) -> None
     put_signed_blob(builder._context.redis, SECRET, workload_blob(WORKLOAD), b"[1]")
     with pytest.raises(BadRequest, match=f"workload {WORKLOAD}: its text has another SHA-256"):
         built(builder, "first")
+
+
+@pytest.mark.parametrize(("first", "built"), [("good", ["good", ""]), ("fail", ["fail"])])
+def test_the_untuned_default_is_not_built_beside_a_first_candidate_that_cannot_be(
+    builder: Builder, first: str, built: list[str]
+) -> None:
+    both = [CandidateItem(trace, trace) for trace in (first, "")]
+    found = artifacts(builder, "cpu:1", both, Kind.VALIDATION, validates=True)
+    assert [item.trace for item in found] == built

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import tvm
-from tvm.target.codegen import llvm_version_major
 
 from fractune_core.errors import FractuneError, first_line
 from fractune_core.host.limits import is_death_by_memory, memory_limit
@@ -36,8 +35,16 @@ from fractune_workers.children.building.triton_archive import build_triton_archi
 from fractune_workers.children.recurrent.packing import Tiling
 from fractune_workers.children.recurrent.tilings import arguments_of, runs, tiling_for
 from fractune_workers.children.recurrent.vectors import kernel_module, recurrence_in
-from fractune_workers.children.triton_kernels.compiler import is_installed, load_triton
-from fractune_workers.children.tvm_api.compiled import anchor_object, build_assembly, build_object, loop_object
+from fractune_workers.children.triton_kernels.compiler import load_triton
+from fractune_workers.children.tvm_api.compiled import (
+    anchor_object,
+    build_assembly,
+    build_object,
+    kernel_digest,
+    loop_object,
+    object_of,
+    ready,
+)
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
@@ -134,8 +141,9 @@ class BuilderChild:
         self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = _LIMIT_CPU_S, *, as_text: bool = False
     ) -> dict[str, Any]:
         """Build one candidate. The result has `status`, its one-line `cause`, `object` (bytes; for a GPU an archive of
-        two object files) and `build_secs` (CPU seconds). `versions` are those of the tools that made the code, without
-        TVM. `as_text`: the object is the code for readers (`_Recipe.text`).
+        two object files), its `kernel` (`kernel_digest`; empty for a GPU) and `build_secs` (CPU seconds). `versions`
+        are those of the tools that made the code, without TVM. `as_text`: the object is the code for readers
+        (`_Recipe.text`).
 
         Raises BadRequest or FractuneError when this machine builds nothing for the target, or the operator has no such
         implementation.
@@ -152,15 +160,9 @@ class BuilderChild:
         else:
             raise FractuneError(f"workload {workload_hash} has no implementation '{implementation}'")
         if as_text:
-            recipe = replace(recipe, build=recipe.text)
+            text = recipe.text
+            recipe = replace(recipe, build=lambda: (text(), ""))
         return _in_forks(partial(_attempt, recipe, limit_cpu_s), limit_cpu_s)
-
-    def compilers(self, target: str) -> str:
-        """The versions of all that makes code for the target here. Raises BadRequest or FractuneError as `build`."""
-        parsed = load_target(target)
-        cuda = [compiler_for(parsed).name] if parsed.kind.name == "cuda" else []
-        triton = [load_triton()] if cuda and is_installed() else []
-        return ", ".join([f"TVM {tvm.__version__}", f"LLVM {llvm_version_major()}", *cuda, *triton])
 
 
 def host_facts(target: str) -> dict[str, Any]:
@@ -186,7 +188,8 @@ def host_facts(target: str) -> dict[str, Any]:
 class _Recipe:
     """How to build one candidate."""
 
-    build: Callable[[], bytes]
+    build: Callable[[], tuple[bytes, str]]
+    """the code, and the `kernel_digest` of its one kernel"""
     versions: dict[str, str]
     text: Callable[[], bytes]
     """JSON: the scheduled TIR as `tir`, and for a CPU the `assembly`, else empty"""
@@ -196,7 +199,11 @@ def _cpu_recipe(scheduled: Callable[[], tvm.IRModule], target: tvm.target.Target
     def text() -> bytes:
         return _readable(scheduled().script(), build_assembly(scheduled(), target))
 
-    return _Recipe(lambda: build_object(scheduled(), target), {}, text)
+    def build() -> tuple[bytes, str]:
+        mod = ready(scheduled(), target)
+        return object_of(mod, target), kernel_digest(mod)
+
+    return _Recipe(build, {}, text)
 
 
 def _readable(tir: str, assembly: str = "") -> bytes:
@@ -216,9 +223,9 @@ def _recipe(workload: Workload, target: tvm.target.Target, trace: str) -> _Recip
     prepare_tensor_cores(workload, target)
     compiler = compiler_for(target)
 
-    def build() -> bytes:
+    def build() -> tuple[bytes, str]:
         mod = scheduled_by_default(scheduled(), target) if untuned else scheduled()
-        return build_archive(mod, target, compiler)
+        return build_archive(mod, target, compiler), ""
 
     return _Recipe(build, {"compiler": compiler.name}, lambda: _readable(scheduled().script()))
 
@@ -227,7 +234,7 @@ def _triton_recipe(workload: Workload, target: tvm.target.Target, decisions: str
     """Raises FractuneError without Triton."""
     version = load_triton()
     return _Recipe(
-        lambda: build_triton_archive(workload.mod, target, decisions),
+        lambda: (build_triton_archive(workload.mod, target, decisions), ""),
         {"compiler": version},
         lambda: _readable(workload.mod.script()),
     )
@@ -265,17 +272,18 @@ def _attempt(recipe: _Recipe, limit_cpu_s: int) -> dict[str, Any]:
     try:
         # CPU time begins at 0 in each fork: the parent's does not count.
         resource.setrlimit(resource.RLIMIT_CPU, (limit_cpu_s, limit_cpu_s + 1))
-        code = recipe.build()
+        code, kernel = recipe.build()
     except Exception as error:  # noqa: BLE001  whatever TVM raises is the candidate's fault
         if _spent_s() >= _MET * limit_cpu_s:  # a program that the compiler runs has a limit of its own
             return _answer(Status.BUILD_TIMEOUT, _too_long(limit_cpu_s), _spent_s())
         return _answer(Status.BUILD_FAILED, str(memory_met_by(error) or f"{type(error).__name__}: {first_line(error)}"))
-    made = {"object": code, "versions": recipe.versions}
+    made = {"object": code, "kernel": kernel, "versions": recipe.versions}
     return _answer(Status.OK, "", _spent_s()) | made
 
 
 def _answer(status: Status, cause: str, build_secs: float = 0.0) -> dict[str, Any]:
-    return {"status": status.value, "cause": cause, "object": b"", "build_secs": build_secs, "versions": {}}
+    nothing = {"object": b"", "kernel": "", "versions": {}}
+    return {"status": status.value, "cause": cause, "build_secs": build_secs, **nothing}
 
 
 def _spent_s() -> float:
@@ -319,6 +327,5 @@ def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     return {
         "learn_workload": child.learn_workload,
         "build": child.build,
-        "compilers": child.compilers,
         "host_facts": host_facts,
     }

@@ -220,8 +220,11 @@ def compile_bundle(
     manifest: dict[str, Any],
     records: list[dict[str, Any]],
     out: str,
+    **built: bytes,
 ) -> None:
-    """Compile the model once for each variant (`name`, `traces` by workload hash) and write the bundle to `out`."""
+    """Compile the model once for each variant (`name`, `traces` by workload hash) and write the bundle to `out`.
+    `built`: object files of kernels that builders have made, by `kernel_digest`.
+    """
     parsed = parse_target(target, _ANY_CORES)
     load_intrinsics(parsed)
     prepared = _prepared(path, json.dumps(inputs), target_key(parsed))
@@ -238,7 +241,7 @@ def compile_bundle(
         with_graphs(each.module, len(each.weights)) if variant["name"].endswith(WITH_GRAPHS) else each.module
         for variant, each in zip(variants, lifted, strict=True)
     ]
-    compiled = compile_variants(mods, parsed, schedules, prepared.compiled)
+    compiled = compile_variants(mods, parsed, schedules, prepared.compiled, built)
     packed = PackedWeights(weights.tensors)
     lines = "".join(json.dumps(record) + "\n" for record in records)
     entries: dict[str, Iterable[bytes | memoryview]] = {RECORDS: [lines.encode()], WEIGHTS: packed}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import tvm
@@ -39,9 +40,8 @@ from fractune_workers.children.layouts.last_token import (
 )
 from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions
 from fractune_workers.children.tvm_api.byte_products import with_byte_products
-from fractune_workers.children.tvm_api.compiled import build_library, written
+from fractune_workers.children.tvm_api.compiled import kernel_digest, object_of, renamed, written
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
-from fractune_workers.children.tvm_api.prefetches.convolutions import with_convolution_prefetches
 from fractune_workers.children.tvm_api.prefetches.products import with_product_prefetches
 from fractune_workers.children.tvm_api.traces import Workload, read_trace
 
@@ -198,13 +198,18 @@ _HANDS_A_CORE = 2
 
 
 def compile_variants(
-    mods: Sequence[Any], target: Any, schedules: Sequence[dict[Workload, str]], known: dict[Any, dict[str, bytes]]
+    mods: Sequence[Any],
+    target: Any,
+    schedules: Sequence[dict[Workload, str]],
+    known: dict[Any, dict[str, bytes]],
+    built: Mapping[str, bytes] = MappingProxyType({}),
 ) -> list[dict[str, bytes]]:
     """Machine code and VM bytecode of prepared modules: object files by name, for each with its `schedules` (workload
     -> trace) applied.
 
     A module that wants CUDA graphs and has nothing to capture has no files. Equal parts are compiled once, and parts
-    in `known` are not compiled. Afterwards `known` holds these parts alone.
+    in `known` are not compiled. Afterwards `known` holds these parts alone. Nor are kernels compiled that were measured
+    before: `built` has their object files by `kernel_digest`.
     Raises FractuneError when a schedule finds no operator: then the passes of ingest and compile have come apart; and
     for a GPU when this machine has no CUDA compiler.
     """
@@ -215,7 +220,13 @@ def compile_variants(
         for skip, each in zip(needless, lowered, strict=True)
     ]
     new = {key: part for each in parts for key, part in each.items() if key not in known}
-    code = {**known, **dict(zip(new, _compiled(list(new.values()), target), strict=True))}
+    made = {
+        key: {_KERNEL: renamed(measured, next(iter(part.functions)).name_hint)}
+        for key, part in (new.items() if built else ())
+        if (measured := built.get(kernel_digest(part)))
+    }
+    left = [key for key in new if key not in made]
+    code = {**known, **made, **dict(zip(left, _compiled([new[key] for key in left], target), strict=True))}
     known.clear()
     known.update({key: code[key] for each in parts for key in each})
     variants = [
@@ -300,7 +311,7 @@ def _compile(part: Any, target: Any) -> dict[str, bytes]:
     if for_gpu and not any(_OF_HOST in each.attrs for each in functions):
         host, device = build_parts(part, target, compiler_for(target))
         return {_KERNEL: host, _PACK: device}
-    return {_KERNEL: written(build_library(with_convolution_prefetches(part), target))}
+    return {_KERNEL: object_of(part, target)}
 
 
 def _one_device_object(objects: dict[str, bytes], target: Any) -> dict[str, bytes]:

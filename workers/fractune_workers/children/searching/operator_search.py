@@ -7,7 +7,8 @@ the earlier ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import tvm
@@ -116,31 +117,45 @@ class OperatorSearch(Trials):
         super().__init__(features=lambda sch: features_of(sch.trace), kept=int(_POPULATION * _MEASURED_PART))
         load_intrinsics(target)
         self._workload = workload
-        self._strategy = EvolutionarySearch(
+        self._target = target
+        self._evolution = EvolutionarySearch(
             population_size=_POPULATION, genetic_num_iters=_GENERATIONS, init_min_unmeasured=1
         )
-        self._context = ms.TuneContext(
-            mod=workload.mod,
-            target=target,
-            space_generator=space_for(workload, target),
-            search_strategy=self._strategy,
-            rand_state=seed % (2**31 - 2) + 1,
-            num_threads=threads,
-        )
-        self.spaces = with_async_copies(self._context.generate_design_space(), target)
-        model = SurrogateModel(self._surrogate, _PRESSURE)
-        # The strategy needs numbers of trials and a database, but only its own rounds read them.
-        self._context.pre_tuning(1, 1, self.spaces, ms.database.MemoryDatabase(), model)
+        self._seed = seed % (2**31 - 2) + 1
+        self._threads = threads
         self._seen: set[int] = set()
         self._returned: set[int] = set()
         """schedules that the evolution has returned: it returns each only once"""
         self._name: Callable[[str], str] = str
-        self._transferred: Iterator[Any] = iter(())
-        self._computed: Iterator[Any] = iter(())
-        if target.kind.name == "llvm":
-            unit = unit_for(workload.mod, vector_unit(target))
-            self._computed = first_candidates(workload, self.spaces, self.postprocs, unit)
+        self._donated: Sequence[str] = ()
         self._first = self._beginnings()
+
+    # A design space takes a tenth of a second of an implementation that may never be searched, and the state of an
+    # evolution as long again: a first candidate needs no evolution.
+
+    @cached_property
+    def _context(self) -> Any:
+        return ms.TuneContext(
+            mod=self._workload.mod,
+            target=self._target,
+            space_generator=space_for(self._workload, self._target),
+            search_strategy=self._evolution,
+            rand_state=self._seed,
+            num_threads=self._threads,
+        )
+
+    @cached_property
+    def spaces(self) -> Any:
+        """Schedules with open decisions."""
+        return with_async_copies(self._context.generate_design_space(), self._target)
+
+    @cached_property
+    def _strategy(self) -> Any:
+        """The evolution, ready to draw."""
+        model = SurrogateModel(self._surrogate, _PRESSURE)
+        # The strategy needs numbers of trials and a database, but only its own rounds read them.
+        self._context.pre_tuning(1, 1, self.spaces, ms.database.MemoryDatabase(), model)
+        return self._evolution
 
     @property
     def postprocs(self) -> Any:
@@ -168,16 +183,26 @@ class OperatorSearch(Trials):
 
     def transfer(self, traces: Iterable[str]) -> None:
         """Try the schedules of other operators first, adapted to this one."""
-        self._transferred = iter(seeds(traces, self._workload.mod, self.spaces, self.postprocs))
+        self._donated = list(traces)
 
     def _beginnings(self) -> Iterator[Any]:
         """The first schedules to try: computed candidates and transferred ones, alternately."""
-        while True:
-            computed = next(self._computed, None)
-            transferred = next(self._transferred, None)
-            if computed is None and transferred is None:
-                return
-            yield from (sch for sch in (computed, transferred) if sch is not None)
+        sources = [self._computed(), self._transferred()]
+        while sources:
+            for source in list(sources):
+                if (sch := next(source, None)) is None:
+                    sources.remove(source)
+                else:
+                    yield sch
+
+    def _computed(self) -> Iterator[Any]:
+        if self._target.kind.name == "llvm":
+            unit = unit_for(self._workload.mod, vector_unit(self._target))
+            yield from first_candidates(self._workload, self.spaces, self.postprocs, unit)
+
+    def _transferred(self) -> Iterator[Any]:
+        if self._donated:
+            yield from seeds(self._donated, self._workload.mod, self.spaces, self.postprocs)
 
     def _drawn(self, count: int) -> list[Any]:
         """Up to `count` random ones; fewer when the space holds no more."""

@@ -1,4 +1,4 @@
-"""Scheduled TIR becomes an object file.
+"""Scheduled TIR becomes an object file. A kernel that was measured serves in a bundle too, under another name.
 
 Its parallel loops compute in the floating-point mode of the thread that launches them. The mode holds the rounding, and
 whether numbers below the smallest normal one count as zero. Every thread has one of its own, on x86-64 in the register
@@ -8,6 +8,7 @@ other code as well.
 
 from __future__ import annotations
 
+import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,10 @@ import tvm_ffi
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+from tvm.target.codegen import llvm_version_major
 
+from fractune_core import __version__
+from fractune_core.names import digest_of
 from fractune_workers.children.tvm_api.arrays import ANCHOR_SIZE, LOOP_SIZE
 from fractune_workers.children.tvm_api.byte_products import with_byte_products
 from fractune_workers.children.tvm_api.prefetches.convolutions import with_convolution_prefetches
@@ -36,18 +40,25 @@ operator's description. The checks took a fifth of a build, and half of its code
 
 def build_object(mod: Any, target: Any) -> bytes:
     """Compile a TIR module to one object file. Raises whatever TVM raises."""
-    return written(_compiled(mod, target))
+    return object_of(ready(mod, target), target)
 
 
 def build_assembly(mod: Any, target: Any) -> str:
     """The same code as text, in the assembly of the target's processor. Raises whatever TVM raises."""
-    return str(_compiled(mod, target).inspect_source("asm"))
+    return str(_compiled(ready(mod, target), target).inspect_source("asm"))
+
+
+def ready(mod: Any, target: Any) -> Any:
+    """The module as `object_of` takes it."""
+    wide = with_product_prefetches(with_byte_products(mod, target))
+    return RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(wide)
+
+
+def object_of(mod: Any, target: Any) -> bytes:
+    return written(_compiled(mod, target))
 
 
 def _compiled(mod: Any, target: Any) -> Any:
-    mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(
-        with_product_prefetches(with_byte_products(mod, target))
-    )
     return build_library(with_convolution_prefetches(mod), target)
 
 
@@ -57,6 +68,51 @@ def written(library: Any) -> bytes:
         path = Path(folder) / "code.o"
         library.write_to_file(str(path), "o")
         return path.read_bytes()
+
+
+# A kernel by its content.
+
+_SCHEDULED = "tirx.is_scheduled"
+_NAME = "global_symbol"
+
+
+def kernel_digest(mod: Any) -> str:
+    """Names the one kernel of a module that is `ready`: the same digits for equal kernels of any name, in every process
+    with these versions. Empty for another module.
+    """
+    if len(mod.functions) != 1:
+        return ""
+    bare = next(iter(mod.functions.values())).without_attr(_NAME).without_attr(_SCHEDULED)
+    versions = __version__, tvm.__version__, str(llvm_version_major())
+    return digest_of(*versions, str(tvm_ffi.structural_hash(bare)))
+
+
+_SYMBOL = b"__tvm_ffi_"
+"""how the symbols of functions begin"""
+_SECTIONS_AT, _SECTION_COUNT_AT = 40, 60
+"""in the header of the file"""
+_CONTENT_AT, _SECTION_BYTES, _SYMBOL_BYTES, _SYMBOL_TABLE = 24, 64, 24, 2
+
+
+def renamed(code: bytes, name: str) -> bytes:
+    """The object file (ELF of 64 bits, little-endian) of a kernel `main`, whose function gets this name."""
+    (sections_at,) = struct.unpack_from("<Q", code, _SECTIONS_AT)
+    (count,) = struct.unpack_from("<H", code, _SECTION_COUNT_AT)
+    changed = bytearray(code)
+    for section in range(sections_at, sections_at + count * _SECTION_BYTES, _SECTION_BYTES):
+        kind, at, size, names = struct.unpack_from("<4xI16xQQI", code, section)
+        if kind != _SYMBOL_TABLE:
+            continue
+        texts = sections_at + names * _SECTION_BYTES + _CONTENT_AT
+        texts_at, texts_bytes = struct.unpack_from("<QQ", code, texts)
+        for symbol in range(at, at + size, _SYMBOL_BYTES):
+            (begin,) = struct.unpack_from("<I", code, symbol)
+            if code.startswith(_SYMBOL + b"main\0", texts_at + begin):
+                struct.pack_into("<I", changed, symbol, texts_bytes)
+                more = code[texts_at : texts_at + texts_bytes] + _SYMBOL + name.encode() + b"\0"
+                struct.pack_into("<QQ", changed, texts, len(changed), len(more))
+                changed += more
+    return bytes(changed)
 
 
 def build_library(mod: tvm.IRModule, target: tvm.target.Target) -> Any:

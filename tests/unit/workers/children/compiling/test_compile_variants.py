@@ -12,6 +12,7 @@ from tvm import relax, te
 
 from fractune_workers.children.compiling import variants
 from fractune_workers.children.compiling.variants import compile_variants
+from fractune_workers.children.tvm_api.compiled import kernel_digest, object_of, ready
 from fractune_workers.children.tvm_api.cuda_target import compiler_here
 from fractune_workers.children.tvm_api.target import parse_target
 from tests.support.hardware.cubins import cubins_in
@@ -91,6 +92,14 @@ def test_kernels_of_one_name_may_differ(compiled: list[list[str]]) -> None:
     assert kernels(compiled) == ["times2", "times2"]
     np.testing.assert_array_equal(output(same), [0, 2, 4, 6])
     np.testing.assert_array_equal(output(changed), [0, 3, 6, 9])
+
+
+def test_a_kernel_that_was_measured_serves_under_its_name_in_the_model(compiled: list[list[str]]) -> None:
+    measured = ready(tvm.IRModule({"main": multiplied(2)["times2"].with_attr("global_symbol", "main")}), TARGET)
+    built = {kernel_digest(measured): object_of(measured, TARGET)}
+    (found,) = compile_variants([multiplied(2, 3)], TARGET, [{}], {}, built)
+    assert kernels(compiled) == ["times3"]
+    np.testing.assert_array_equal(output(found), [0, 6, 12, 18])
 
 
 @pytest.mark.skipif(compiler_here() is None, reason="no CUDA compiler here; `make setup` installs NVRTC")

@@ -34,7 +34,7 @@ from fractune_workers.children.recurrent.recurrence import Recurrence
 from fractune_workers.children.recurrent.tilings import tiling_for, tilings
 from fractune_workers.children.recurrent.vectors import recurrence_in, with_tilings
 from fractune_workers.children.searching.child import SearcherChild
-from fractune_workers.children.tvm_api.compiled import build_object
+from fractune_workers.children.tvm_api.compiled import object_of
 from fractune_workers.children.tvm_api.target import default_target, host_cpu, host_device, parse_target
 from fractune_workers.children.tvm_api.traces import read_workload
 from tests.support.onnx_models import onnx_model, run_by_onnxruntime
@@ -102,7 +102,7 @@ def measurer(case: Case) -> MeasurerChild:
     os.sched_setaffinity(0, whole)  # not only for the tests of this file
     child.begin(builder.learn_workload(case.name, case.operator["workload"], case.ingested["target"]), 7)
     for text in (UNTUNED, *case.proposed(99)):
-        with mock.patch.object(building, "build_object", lambda mod, target: build_object(mod, unoptimized(target))):
+        with mock.patch.object(building, "object_of", lambda mod, target: object_of(mod, unoptimized(target))):
             built = builder.build(case.name, case.ingested["target"], text, 60)
         assert built["status"] == "ok", built["cause"]
         child.load(text, bytes(built["object"]), implementation_of(text))
