@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from types import MappingProxyType
 
 from fractune.dashboard.views import fitting
@@ -34,6 +35,7 @@ from fractune.server.job_status import JobStatus
 from fractune.text.text import disturbed_notes, marked_time, ratio_text, untuned_notes
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.errors import one_line
+from fractune_core.files.bundles import SUFFIX
 from fractune_core.jobs import JobState
 from fractune_core.names import Collection
 from fractune_core.shares import unit_name, units_text
@@ -134,9 +136,10 @@ def _used(share: str, used: MatchResult | str) -> Block:
 
 
 def _fit_command(job: JobStatus, goal: Mapping[str, str]) -> str:
-    """The command that also runs the model under the limit."""
+    """The command that also runs the bundle, by its usual name, under the limit."""
+    bundle = f"./{PurePath(one_line(job.model_name) or 'MODEL').stem}{SUFFIX}"
     rate, p99 = (one_line(goal.get(name) or usual) for name, usual in (("rate", "18/s"), ("p99", "50ms")))
-    return shlex.join(["fractune", "fit", one_line(job.model_name), "--rate", rate, "--p99", p99, "--verify"])
+    return shlex.join(["fractune", "fit", bundle, "--rate", rate, "--p99", p99, "--verify"])
 
 
 def _knees(job: JobStatus) -> list[KneeReport]:
