@@ -3,18 +3,21 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fractune_core.fleet.messages import trial_of
 from fractune_core.records import (
     COLD,
     FIRST_POLICY,
     TRIAL_POLICY,
     VALIDATION_POLICY,
     WARM,
+    Kind,
     Status,
     TimingPolicy,
     TuningRecord,
@@ -22,6 +25,7 @@ from fractune_core.records import (
     record_id,
     with_cache,
 )
+from tests.support.fleet_messages import CONV2D, measure_work
 from tests.support.samples import DISTURBANCE, validation
 
 
@@ -75,6 +79,16 @@ def test_in_a_record_of_before_the_same_repeats_chose_and_are_reported() -> None
     del data["policy"]["choosing"]
     record = TuningRecord.from_json(data)
     assert (record.choosing_s, record.median_s, record.reported_secs) == (2.0, 2.0, (1.0, 2.0, 4.0))
+
+
+def test_the_trial_of_a_candidate_that_is_validated_at_once_has_the_repeats_that_choose() -> None:
+    policy = replace(VALIDATION_POLICY, repeats=3, choosing=1)
+    validated = replace(validation("trace", 2, 0.25), run_secs=(4.0, 1.0, 2.0), policy=policy)
+    work = measure_work(CONV2D)
+    trial = trial_of(work, validated)
+    assert (trial.kind, trial.reported_secs, trial.policy.repeats) == (Kind.TRIAL, (4.0,), 1)
+    assert trial.record_id == record_id(work.round.id, validated.candidate_id, validated.share)
+    assert validated.reported_secs == (1.0, 2.0)
 
 
 @given(st.lists(st.text(), min_size=3, max_size=3, unique=True))
