@@ -22,7 +22,12 @@ from fractune_core.host.sandboxing.sandbox import Sandbox
 from fractune_core.host.sandboxing.syscall_filter import refuse_to_write_files
 from fractune_workers.child.errors import ChildDied, LimitMet, memory_met_by
 from fractune_workers.child.messages import decode, encode
-from fractune_workers.children.tvm_api.keep_out import backends_kept_out, functions_listed_once, keep_torch_out
+from fractune_workers.children.tvm_api.keep_out import (
+    backends_kept_out,
+    functions_listed_once,
+    keep_shape_inference_out,
+    keep_torch_out,
+)
 from fractune_workers.scratch_dir import own_temporary_files, use_for_temporary_files
 
 _WRITERS = tuple(f"fractune_workers.children.{room}." for room in ("building", "compiling", "importing", "searching"))
@@ -81,6 +86,7 @@ def _open_and_serve(link: Connection) -> None:
     if not enters_itself:
         enter_sandbox()
     keep_torch_out()
+    keep_shape_inference_out()
     gc.disable()  # nothing of what is imported is garbage, and to look takes a tenth of the time that TVM takes
     try:
         with contextlib.ExitStack() as importing:

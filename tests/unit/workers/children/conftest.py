@@ -9,6 +9,7 @@ from types import FrameType
 import pytest
 
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
+from fractune_workers.children.tvm_api.keep_out import keep_shape_inference_out
 
 _MOST_FRAMES = 8
 
@@ -25,6 +26,7 @@ def _nearest_frames(context: int = 1) -> list[inspect.FrameInfo]:
     return found
 
 
+keep_shape_inference_out()
 pytest.MonkeyPatch().setattr(inspect, "stack", _nearest_frames)
 
 

@@ -46,6 +46,7 @@ from fractune_workers.children.tvm_api.compiled import (
     ready,
 )
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
+from fractune_workers.children.tvm_api.dot_intrinsics import register_named
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.quantizing import with_reference
@@ -213,6 +214,7 @@ def _readable(tir: str, assembly: str = "") -> bytes:
 def _recipe(workload: Workload, target: tvm.target.Target, trace: str) -> _Recipe:
     """Load here all that builds for the target share, so that no fork has to."""
     load_intrinsics(target)
+    register_named(trace)
     untuned = trace == UNTUNED
 
     def scheduled() -> tvm.IRModule:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -19,6 +22,9 @@ from fractune_workers.children.tvm_api.target import needed_features, vector_uni
 # Each adds up the products of a few neighbouring numbers of one row with the weights of as many outputs as a vector
 # has lanes. None saturates: `vpmaddubsw`, which does, is not among them. TVM's own `vpdpbusd` passes types that LLVM
 # refuses since version 22.
+
+
+_PREFIX = "fractune_"
 
 
 @dataclass(frozen=True)
@@ -44,14 +50,14 @@ class DotProduct:
 
 
 _BYTES = [
-    DotProduct("fractune_u8s8_512", "llvm.x86.avx512.vpdpbusd.512", "avx512vnni", "uint8", "int8", 16),
-    DotProduct("fractune_u8s8_256", "llvm.x86.avx512.vpdpbusd.256", "avxvnni", "uint8", "int8", 8),
+    DotProduct(f"{_PREFIX}u8s8_512", "llvm.x86.avx512.vpdpbusd.512", "avx512vnni", "uint8", "int8", 16),
+    DotProduct(f"{_PREFIX}u8s8_256", "llvm.x86.avx512.vpdpbusd.256", "avxvnni", "uint8", "int8", 8),
 ]
 _PAIRS = [
-    DotProduct("fractune_s16s16_512_vnni", "llvm.x86.avx512.vpdpwssd.512", "avx512vnni", "int16", "int16", 16),
-    DotProduct("fractune_s16s16_512", "llvm.x86.avx512.pmaddw.d.512", "avx512bw", "int16", "int16", 16, adds=False),
-    DotProduct("fractune_s16s16_256_vnni", "llvm.x86.avx512.vpdpwssd.256", "avxvnni", "int16", "int16", 8),
-    DotProduct("fractune_s16s16_256", "llvm.x86.avx2.pmadd.wd", "avx2", "int16", "int16", 8, adds=False),
+    DotProduct(f"{_PREFIX}s16s16_512_vnni", "llvm.x86.avx512.vpdpwssd.512", "avx512vnni", "int16", "int16", 16),
+    DotProduct(f"{_PREFIX}s16s16_512", "llvm.x86.avx512.pmaddw.d.512", "avx512bw", "int16", "int16", 16, adds=False),
+    DotProduct(f"{_PREFIX}s16s16_256_vnni", "llvm.x86.avx512.vpdpwssd.256", "avxvnni", "int16", "int16", 8),
+    DotProduct(f"{_PREFIX}s16s16_256", "llvm.x86.avx2.pmadd.wd", "avx2", "int16", "int16", 8, adds=False),
 ]
 DOT_PRODUCTS = {INT8: _BYTES, INT16: _PAIRS}
 """by implementation, the fastest first"""
@@ -72,7 +78,7 @@ def dot_products(target: Any) -> list[str]:
 
 def pairing(lanes: int) -> str:
     """The name of the tensor intrinsic that turns two vectors of float32 into one of pairs of 16 bits."""
-    return f"fractune_pairs_{lanes}"
+    return f"{_PREFIX}pairs_{lanes}"
 
 
 _SUM = "int32"
@@ -167,11 +173,42 @@ def _pairs(lanes: int) -> Any:
     return paired
 
 
+def register_named(trace: str) -> None:
+    """Register the intrinsics if a trace, as text, names one of them."""
+    if _PREFIX in trace:
+        register_dot_intrinsics()
+
+
 @cache
 def register_dot_intrinsics() -> None:
-    """TVM's parser takes most of a second for them, or several where the stack is deep."""
-    for lanes in (8, 16):
-        TensorIntrin.register(pairing(lanes), _pairs_description(lanes), _pairs(lanes), override=True)
-    for dot in chain(*DOT_PRODUCTS.values()):
-        loops, instruction = _function(dot, as_loops=True), _function(dot, as_loops=False)
-        TensorIntrin.register(dot.name, loops, instruction, override=True)
+    """TVM's parser takes a quarter of the time in which a child starts, and operators without integers need none."""
+    with stacks_without_source():
+        for lanes in (8, 16):
+            TensorIntrin.register(pairing(lanes), _pairs_description(lanes), _pairs(lanes), override=True)
+        for dot in chain(*DOT_PRODUCTS.values()):
+            loops, instruction = _function(dot, as_loops=True), _function(dot, as_loops=False)
+            TensorIntrin.register(dot.name, loops, instruction, override=True)
+
+
+@contextlib.contextmanager
+def stacks_without_source() -> Iterator[None]:
+    """For each of 360 functions, TVM's parser requests the whole stack and takes the variables. The source of every
+    frame, which it does not need here, is three quarters of the time.
+    """
+    whole = inspect.stack
+    inspect.stack = _frames
+    try:
+        yield
+    finally:
+        inspect.stack = whole
+
+
+def _frames(context: int = 1) -> list[inspect.FrameInfo]:
+    """As `inspect.stack`, without any lines of source, however many `context` asks for."""
+    del context
+    found = []
+    frame = inspect.currentframe()
+    while frame is not None and (frame := frame.f_back) is not None:
+        code = frame.f_code
+        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+    return found

@@ -7,19 +7,16 @@ modules of one CPU are loaded where traces are made or applied, and CUDA's for o
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import inspect
 import sys
 import types
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import tvm.s_tir
 
-from fractune_workers.children.tvm_api.dot_intrinsics import register_dot_intrinsics
+from fractune_workers.children.tvm_api.dot_intrinsics import stacks_without_source
 from fractune_workers.children.tvm_api.target import architecture
 from fractune_workers.children.tvm_api.traces import args_of
 
@@ -39,16 +36,13 @@ def keep_out_gpu_intrinsics() -> None:
 
 
 def load_intrinsics(target: tvm.target.Target) -> None:
-    """Register the intrinsics of the target's CPU, none for a GPU."""
+    """Register TVM's intrinsics of the target's CPU, none for a GPU."""
     keep_out_gpu_intrinsics()
     if target.kind.name == "cuda":
         return
     _round_in_vectors()
     for name in _MODULES.get(architecture(target), ()):
         _load(name)
-    if architecture(target) == _X86:
-        with _stacks_without_source():
-            register_dot_intrinsics()
 
 
 @cache
@@ -70,29 +64,5 @@ def prepare_tensor_cores(workload: Any, target: tvm.target.Target) -> bool:
 
 
 def _load(name: str) -> None:
-    with _stacks_without_source():
+    with stacks_without_source():
         importlib.import_module(f"{_PACKAGE}.{name}")
-
-
-@contextlib.contextmanager
-def _stacks_without_source() -> Iterator[None]:
-    """For each of 360 functions, TVM's parser requests the whole stack and takes the variables. The source of every
-    frame, which it does not need here, is three quarters of the time.
-    """
-    whole = inspect.stack
-    inspect.stack = _frames
-    try:
-        yield
-    finally:
-        inspect.stack = whole
-
-
-def _frames(context: int = 1) -> list[inspect.FrameInfo]:
-    """As `inspect.stack`, without any lines of source, however many `context` asks for."""
-    del context
-    found = []
-    frame = inspect.currentframe()
-    while frame is not None and (frame := frame.f_back) is not None:
-        code = frame.f_code
-        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
-    return found

@@ -1,7 +1,8 @@
-"""Keeps PyTorch, GPUs, unused backends, lines on standard output, and work that is done 50 times out of children.
+"""Keeps PyTorch, SymPy, GPUs, unused backends, lines on standard output, and work done 50 times out of children.
 
 TVM's FFI imports PyTorch wherever it is installed. The import takes seconds in each child. PyTorch also sets up CUDA,
-which would make builders clients of the GPU. Only the child that reads `torch.export` files lets PyTorch in.
+which would make builders clients of the GPU. Only the child that reads `torch.export` files lets PyTorch in. TVM's FFI
+imports CUDA's bindings too, to recognize streams of that package, which children do not pass to TVM.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import contextlib
 import io
 import os
 import sys
+import types
 import warnings
 from collections.abc import Iterator
-from unittest import mock
 
 from fractune_core.cuda import VISIBLE_DEVICES
 
 _TORCH = "torch"
+_CUDA_BINDINGS = "cuda.bindings.driver"
+_SHAPE_INFERENCE = "onnxslim.third_party.symbolic_shape_infer"
 _DISTRIBUTED = "tvm.runtime.disco"
 _AUTOLOAD = "TVM_DEVICE_BACKEND_AUTOLOAD"
 
@@ -25,6 +28,15 @@ def keep_torch_out() -> None:
     """Have `import torch` fail from now on, as if it were not installed; one that is imported stays."""
     # With None, Python reports that the module does not exist.
     sys.modules.setdefault(_TORCH, None)  # type: ignore[arg-type]
+
+
+def keep_shape_inference_out() -> None:
+    """Have `onnxslim` import no inference of shapes, which its caller switches off: SymPy takes a quarter of the time
+    that the import of a child takes.
+    """
+    stand_in = types.ModuleType(_SHAPE_INFERENCE, "Stands in for what is not used.")
+    vars(stand_in)["SymbolicShapeInference"] = None
+    sys.modules.setdefault(_SHAPE_INFERENCE, stand_in)
 
 
 def let_torch_in() -> None:
@@ -38,6 +50,10 @@ def functions_listed_once() -> Iterator[None]:
     """Within the block, `import tvm` lists the names of TVM's functions again only if there are new ones. It asks for
     them once for each of its 50 packages, a quarter of the time that it takes.
     """
+    if sys.modules.setdefault(_CUDA_BINDINGS, None) is None:  # type: ignore[arg-type]
+        import tvm_ffi  # noqa: F401  without them; a child that needs them imports them later
+
+        del sys.modules[_CUDA_BINDINGS]
     from tvm_ffi import registry
 
     whole = registry.list_global_func_names
@@ -62,8 +78,9 @@ def backends_kept_out() -> Iterator[None]:
     half of its time. `load_cuda` loads the backend that children use.
     """
     sys.modules.setdefault(_DISTRIBUTED, None)  # type: ignore[arg-type]
-    with mock.patch.dict(os.environ, {_AUTOLOAD: "0"}):
-        yield
+    os.environ[_AUTOLOAD] = "0"
+    yield
+    del os.environ[_AUTOLOAD]
     if "tvm" not in sys.modules:
         return  # its runtime alone
     from tvm import libinfo

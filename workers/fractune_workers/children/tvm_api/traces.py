@@ -19,6 +19,7 @@ from fractune_core.records import UNTUNED
 from fractune_core.tir.canonical import Graph, canonical_graph, read_graph
 from fractune_core.tir.foreign_code import refuse_foreign_graph, refuse_foreign_steps
 from fractune_core.workloads import DIRECT, joined_workloads, parted_workloads
+from fractune_workers.children.tvm_api.dot_intrinsics import register_named
 from fractune_workers.children.tvm_api.quantizing import operands, quantizing_roles, rounded_to, whole_numbers
 from fractune_workers.children.tvm_api.reducers import register_reducers
 
@@ -69,6 +70,7 @@ def read_trace(text: str, workload: Workload) -> Any:
     if text != UNTUNED:
         trace = json.loads(text)
         refuse_foreign_steps(trace)
+        register_named(text)
         Trace.apply_json_to_schedule(trace, sch)
     return sch
 

@@ -31,6 +31,26 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return note
 
 
+_SLIMMING = """
+import sys
+from fractune_workers.children.tvm_api.keep_out import functions_listed_once, keep_shape_inference_out
+keep_shape_inference_out()
+with functions_listed_once():
+    import fractune_workers.children.importing.onnx_models.onnx_model
+print([name for name in ("asyncio", "cuda.bindings.driver", "sympy") if name in sys.modules])
+from cuda.bindings import driver
+from tests.support.onnx_models import np, onnx_model, helper, run_imported
+model = onnx_model([helper.make_node("Add", ["x", "x"], ["y"])], {"x": np.ones(3, "float32")})
+print(run_imported(model, {"x": np.ones(3, "float32")}))
+"""
+
+
+def test_a_model_is_read_without_what_no_child_needs() -> None:
+    command = [sys.executable, "-c", _SLIMMING]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    assert (ended.stdout, ended.stderr) == ("[]\n[array([2., 2., 2.], dtype=float32)]\n", "")
+
+
 @pytest.mark.parametrize("name", CHILDREN)
 def test_a_child_that_loads_tvm_does_not_import_it(told: Path, name: str) -> None:
     child = Child(f"fractune_workers.children.{name}.child", ["1"])

@@ -21,7 +21,7 @@ from fractune_core.tir.lookups import COLUMNS, INTEGER_SUMS, ROWS, SUMS
 from fractune_workers.children.layouts.kernels.integers import INTEGERS
 from fractune_workers.children.searching.spaces.register_tiles import Extents, divisors, tilings
 from fractune_workers.children.searching.spaces.sketches import block_named, inline_epilogue
-from fractune_workers.children.tvm_api.dot_intrinsics import DotProduct, dot_product, pairing
+from fractune_workers.children.tvm_api.dot_intrinsics import DotProduct, dot_product, pairing, register_dot_intrinsics
 
 _MOST_ROWS, _MOST_BLOCKS, _MOST_STEPS = 16, 6, 4
 """of a tile, all of it unrolled"""
@@ -108,6 +108,7 @@ def _dot_of(mod: Any, target: tvm.target.Target) -> DotProduct:
     data, lanes = str(numbers.writes[0].source.dtype), int(output.iter_vars[-1].dom.extent)
     name = next(name for name, each in INTEGERS.items() if each.data == data)
     found = dot_product(name, target, lanes)
+    register_dot_intrinsics()
     if found is None:
         raise ValueError(f"the target has no dot product of {lanes} lanes for {data}")
     return found
