@@ -15,9 +15,7 @@ from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.served import ServiceGoal
-from fractune_runtime.bucketed_model import BucketedModel
 from fractune_runtime.model import Model
-from fractune_runtime.staged_model import StagedModel
 
 
 def load(
@@ -74,10 +72,14 @@ def load(
 
 
 def model_of(bundle: Bundle, *, split: Literal["batch"] | None = None, **options: Any) -> Model:
-    """As `load`, of a bundle that is open."""
+    """As `load`, of a bundle that is open. Most have one shape, and start without what the others need."""
     if "buckets" in bundle.manifest:
+        from fractune_runtime.bucketed_model import BucketedModel
+
         return BucketedModel(bundle, split=split, **options)
     if "stages" in bundle.manifest and split is None:
+        from fractune_runtime.staged_model import StagedModel
+
         return StagedModel(bundle, **options)
     if split is not None:
         raise BadRequest(f"split is '{split}', and {bundle.name} has one shape alone; leave split out")

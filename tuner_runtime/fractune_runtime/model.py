@@ -11,7 +11,6 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
-from fractune_core.analysis.inside import Inside
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
@@ -22,19 +21,17 @@ from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share
 from fractune_runtime.choosing import VariantChoice, check_threads, match_share, runtime_choice
 from fractune_runtime.cpu import OnCpu, ShareHere
-from fractune_runtime.decoder import DecoderSession
-from fractune_runtime.gpu import OnGpu
-from fractune_runtime.right_outputs import check_variant
 from fractune_runtime.runner import runner_for
 from fractune_runtime.sessions import RuntimeMissing, keep_forever, runtime_variant
 from fractune_runtime.tvm_runtime import tensors
-from fractune_runtime.tvm_runtime.inside import time_inside
 from fractune_runtime.tvm_runtime.interface import Bound, BoundMemory, Interface, Slots, padded
 from fractune_runtime.tvm_runtime.runtime import Weights
 from fractune_runtime.tvm_runtime.tensors import KeptInputs, TensorSpec, are_worth_keeping
 from fractune_runtime.tvm_runtime.variants import Variant, of_last_token
 
 if TYPE_CHECKING:
+    from fractune_core.analysis.inside import Inside
+    from fractune_runtime.decoder import DecoderSession
     from fractune_runtime.tvm_runtime.tensors import Array
 
 LOOK_S = 0.5
@@ -100,6 +97,8 @@ def backend_for(
     if kind == "cpu":
         return OnCpu(bundle, share, weights, denormals=denormals)
     if kind == "cuda":
+        from fractune_runtime.gpu import OnGpu
+
         return OnGpu(bundle, share, weights)
     raise BadBundle(f"{bundle.name} is for a '{kind}' device, which this version does not support; upgrade fractune")
 
@@ -294,6 +293,8 @@ class Model:
         """Compute once with the chosen variant and once with another, on the same random inputs, and compare. A
         RuntimeWarning says why that shows nothing. Raises OutputsDiffer.
         """
+        from fractune_runtime.right_outputs import check_variant
+
         if why := check_variant(self.bundle, self.choice.variant, self._run_variant, self.random_inputs()):
             warn_caller(f"{self.bundle.name} was not checked: {why}")
 
@@ -307,6 +308,8 @@ class Model:
         if self.share.unit != "core" or self.choice.variant in RUNTIMES:
             where = f"the variant '{self.choice.variant}'" if self.share.unit == "core" else "a GPU"
             raise BadRequest(f"the calls inside a model are timed in its own code on a CPU, not in {where}")
+        from fractune_runtime.tvm_runtime.inside import time_inside
+
         arguments = self._arguments(inputs)
         with self._turn.lock:
             variant = self._variant(None)
@@ -357,6 +360,8 @@ class Model:
         """A session that keeps the model's cache between calls: see `DecoderSession`. `inputs`: those that stay the
         same in all calls, such as an encoder's outputs. Raises BadRequest for a model without a cache.
         """
+        from fractune_runtime.decoder import DecoderSession
+
         return DecoderSession([self], inputs)
 
     def outputs_of_last(self, outputs: Sequence[TensorSpec]) -> list[TensorSpec]:

@@ -12,10 +12,13 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from fractune_core.analysis.validated import MeasuredTimes, Times, ValidatedRecords
-from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare, units_text
+
+if TYPE_CHECKING:
+    from fractune_core.analysis.validated import MeasuredTimes, Times, ValidatedRecords
+    from fractune_core.records import TuningRecord
 
 NEAR_FACTOR = 2.0
 """A share counts as near when its units are within this factor of the requested share."""

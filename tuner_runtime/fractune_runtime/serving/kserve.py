@@ -36,8 +36,10 @@ class Bundle(Model):
 
 
 def _array_of(given: InferInput) -> tuple[str, Any]:
-    """`as_numpy` takes what is sent in binary. In JSON it would also take texts and nulls. Raises BadRequest."""
-    if isinstance(given.data, list):
+    """`as_numpy` takes what is sent in binary, beside an empty list. In JSON it would also take texts and nulls. Raises
+    BadRequest.
+    """
+    if isinstance(given.data, list) and given.data:
         names = ("name", "datatype", "shape", "data")
         return array_in({name: getattr(given, name) for name in names})
     try:

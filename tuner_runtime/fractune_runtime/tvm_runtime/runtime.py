@@ -18,7 +18,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fractune_core.cuda import load_cudart
 from fractune_core.errors import FractuneError
 from fractune_core.files.bundles import WEIGHTS, Bundle
 from fractune_core.files.manifests import ALIGNMENT_BYTES
@@ -57,6 +56,8 @@ def _load_libraries() -> None:
 
 def load_cuda_runtime() -> None:
     """Load TVM's runtime for NVIDIA GPUs too. Raises FractuneError when a part of it is missing."""
+    from fractune_core.cuda import load_cudart
+
     load_runtime()
     with _loading:
         load_cudart()

@@ -20,7 +20,6 @@ from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnav
 from fractune_core.files.bundles import Bundle, write_bundle
 from fractune_core.shares import Device, GrantedShare
 from fractune_runtime import gpu as gpus
-from fractune_runtime import model as models
 from fractune_runtime.gpu import CAPTURES, OnGpu, ask_gpu
 from fractune_runtime.tvm_runtime import runtime, tensors
 from fractune_runtime.tvm_runtime.interface import Interface
@@ -74,7 +73,7 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of MPS on an H200."""
     gpu = SimulatedGpu(MODELS["H200"])
     monkeypatch.setattr(gpus, "look_at_gpu", lambda: ask_gpu(SimulatedLibcuda(gpu, Staged(mps=True))))
-    monkeypatch.setattr(models, "OnGpu", SecondCpuInTheGpusPlace)
+    monkeypatch.setattr(gpus, "OnGpu", SecondCpuInTheGpusPlace)
     monkeypatch.setenv(PERCENTAGE, "25")
 
 
