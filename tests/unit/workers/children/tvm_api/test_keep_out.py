@@ -31,26 +31,6 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return note
 
 
-_SLIMMING = """
-import sys
-from fractune_workers.children.tvm_api.keep_out import functions_listed_once, keep_shape_inference_out
-keep_shape_inference_out()
-with functions_listed_once():
-    import fractune_workers.children.importing.onnx_models.onnx_model
-print([name for name in ("asyncio", "cuda.bindings.driver", "sympy") if name in sys.modules])
-from cuda.bindings import driver
-from tests.support.onnx_models import np, onnx_model, helper, run_imported
-model = onnx_model([helper.make_node("Add", ["x", "x"], ["y"])], {"x": np.ones(3, "float32")})
-print(run_imported(model, {"x": np.ones(3, "float32")}))
-"""
-
-
-def test_a_model_is_read_without_what_no_child_needs() -> None:
-    command = [sys.executable, "-c", _SLIMMING]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
-    assert (ended.stdout, ended.stderr) == ("[]\n[array([2., 2., 2.], dtype=float32)]\n", "")
-
-
 @pytest.mark.parametrize("name", CHILDREN)
 def test_a_child_that_loads_tvm_does_not_import_it(told: Path, name: str) -> None:
     child = Child(f"fractune_workers.children.{name}.child", ["1"])
@@ -62,24 +42,31 @@ def test_a_child_that_loads_tvm_does_not_import_it(told: Path, name: str) -> Non
     assert not told.exists()
 
 
-_BACKENDS = """
+_LOADED = """
 import sys
-from fractune_workers.children.tvm_api.keep_out import backends_kept_out
-with backends_kept_out():
-    import tvm
+from fractune_workers.children.tvm_api.keep_out import *
+keep_shape_inference_out()
+with functions_listed_once(), backends_kept_out():
+    import fractune_workers.children.importing.onnx_models.onnx_model
+import tvm
 from fractune_workers.children.tvm_api.target import parse_target
 assert parse_target("llvm -mcpu=x86-64-v3", 1).kind.name == "llvm"
-loaded = [name for name in ("tvm.backend.cuda.ptx", "tvm.backend.metal") if name in sys.modules]
+unused = ("asyncio", "cuda.bindings.driver", "sympy", "tvm.backend.cuda.ptx", "tvm.backend.metal")
+loaded = [name for name in unused if name in sys.modules]
 assert tvm.get_global_func("tvm.contrib.sort.argsort")
 assert parse_target("cuda:sm_90", 1).attrs["arch"] == "sm_90"
 assert "tirx.ptx.ld" in tvm.ir.Op.list_op_names()
-print(loaded, tvm.runtime.disco)
+from cuda.bindings import driver
+from tests.support.onnx_models import helper, np, onnx_model, run_imported
+given = {"x": np.ones(3, "float32")}
+print(loaded, tvm.runtime.disco, run_imported(onnx_model([helper.make_node("Add", ["x", "x"], ["y"])], given), given))
 """
 
 
-def test_backends_are_loaded_when_a_target_asks_for_them() -> None:
-    ended = subprocess.run([sys.executable, "-c", _BACKENDS], capture_output=True, text=True, check=False)
-    assert (ended.stdout, ended.stderr) == ("[] None\n", "")
+def test_what_no_child_needs_is_left_out_and_backends_are_loaded_when_a_target_asks_for_them() -> None:
+    command = [sys.executable, "-c", _LOADED]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    assert (ended.stdout, ended.stderr) == ("[] None [array([2., 2., 2.], dtype=float32)]\n", "")
 
 
 def test_it_is_let_in_again(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
