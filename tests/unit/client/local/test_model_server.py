@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from fractune.errors import BadRequest, FractuneError
 from fractune.local.model_server import ModelServer, check_server, clients, serving
+from tests.support.processes.redis_process import wait_until
 
 SIMULATED = """
 import http.server, os, signal, subprocess, sys
@@ -74,10 +74,7 @@ def test_requests_are_answered_and_all_processes_end(tmp_path: Path) -> None:
         started = server.processes()
         assert len(started) == 2
         assert server.cpu_s() > 0
-    until = time.monotonic() + 30
-    while any(map(lives, started)):  # the kernel ends a killed process a little later
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: not any(map(lives, started)))  # the kernel ends a killed process a little later
 
 
 def lives(pid: int) -> bool:
