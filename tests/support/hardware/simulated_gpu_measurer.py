@@ -18,9 +18,9 @@ from fractune_core.analysis.roofline import Roof
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import redis_names
 from fractune_core.fleet.blobs import get_signed_blob
-from fractune_core.fleet.messages import ArtifactItem, MeasureWork, TimeModelWork
+from fractune_core.fleet.messages import ArtifactItem, MeasureWork, TimeModelWork, trial_of
 from fractune_core.names import UNTUNED_VARIANT, WITH_ATTENTION, plain_variant
-from fractune_core.records import UNTUNED, Status, TuningRecord, record_id
+from fractune_core.records import UNTUNED, Kind, Status, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
 from fractune_workers.children.tvm_api.artifacts import unpack
 from tests.support.hardware.cubins import cubin_arch, cubins_in
@@ -46,9 +46,12 @@ class SimulatedGpuMeasurer(SimulatedWorker):
         return GrantedShare(self.share, SMS[self.share], DEVICE.units, "sm", 140 << 30, reserved=False)
 
     def _measure(self, work: MeasureWork) -> None:
-        for item in work.candidates:
+        records = [self._record(work, item) for item in work.candidates]
+        if work.round.validates and work.purpose is Kind.VALIDATION:
+            records += [trial_of(work, record) for record in records if record.trace != UNTUNED]
+        for record in records:
             event = {"event": "measured", "job": work.job, "round_id": work.round.id}
-            self._send(work.reply, {**event, "record": self._record(work, item).to_json()})
+            self._send(work.reply, {**event, "record": record.to_json()})
         self._send_roof(work)
 
     def _time_model(self, work: TimeModelWork) -> None:
@@ -77,7 +80,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
         made_up = made_up_record(replace(work, share="cpu:1"), item.candidate, item.trace, item.status, self.name)
         return replace(
             made_up,
-            record_id=record_id(work.round.id, item.candidate, self.share),
+            record_id=record_id(work.round.id + "-validated" * work.round.validates, item.candidate, self.share),
             cause=item.cause,
             device=DEVICE,
             share=self.share,
