@@ -393,6 +393,7 @@ PAGES: dict[str, Callable[[Names], list[str]]] = {
     "/shares": lambda _: ["/shares"],
     "/log": lambda n: ["/log", f"/log?job={n.job}", f"/log?model={n.sha256}", f"/log?operator={n.operator}"],
     "/log/records/{id}": lambda n: [f"/log/{n.record}?job={n.job}", f"/log/{n.record}"],
+    "/log/records/{id}/code": lambda n: [f"/log/{n.record}/code?job={n.job}", f"/log/{n.record}/code"],
     "/compare": lambda n: ["/compare", f"/compare?a={n.job}&b={n.job}"],
     "/fit": lambda n: ["/fit", f"/fit?job={n.job}&rate=18/s&p99=50ms"],
     "/plan": lambda n: ["/plan", f"/plan?job={n.job}&rate=18/s&p99=50ms"],
