@@ -420,7 +420,3 @@ def failures_block(heading: str, failures: Mapping[str, float]) -> Block:
 def seconds_block(heading: str, name: str, spans_s: Mapping[str, float]) -> Block:
     rows = tuple((Cell(each), Cell(span_text(secs))) for each, secs in spans_s.items())
     return Block(heading, ((name, False), ("time", True)), rows, is_folded=True)
-
-
-def best_text(times: Mapping[str, float], share: str) -> str:
-    return time_text(times[share]) if share in times else "-"
