@@ -16,7 +16,7 @@ from fractune.features.parts.cutting import is_part_of
 from fractune.server.job_status import JobStatus
 from fractune.server.pace import Pace
 from fractune.text.rendering import Table
-from fractune.text.text import ago_text, moment_text, span_text, time_text
+from fractune.text.text import ago_text, moment_text, span_text
 from fractune_core.errors import one_line
 from fractune_core.files.buckets import shape_text
 from fractune_core.jobs import JobState
