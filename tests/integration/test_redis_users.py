@@ -29,6 +29,7 @@ from tests.support.secret import SECRET
 
 Urls = Callable[[str], str]
 MODEL, BUNDLE, ARTIFACT = "f" * 64, "b" * 32, redis_names.artifact_blob("round1", "c1")
+KERNEL = redis_names.kernel_blob("default", "c1")
 MEASURES = redis_names.measure_queue(DEVICE.key, "cpu:1")
 MEASURE_JOB = "rq:job:work1"
 
@@ -47,6 +48,7 @@ def server(urls: Urls) -> Iterator[redis.Redis]:
             redis_names.model_blob("default", MODEL),
             redis_names.bundle_blob(BUNDLE),
             ARTIFACT,
+            KERNEL,
             redis_names.workload_blob("w"),
         ):
             put_blob(connection, name, b"code")
@@ -188,15 +190,16 @@ BLOBS = {
     "model": redis_names.model_blob("default", MODEL),
     "bundle": redis_names.bundle_blob(BUNDLE),
     "artifact": ARTIFACT,
+    "kernel": KERNEL,
     "workload": redis_names.workload_blob("w"),
 }
 READS = {
-    "compile": {"model"},
+    "compile": {"model", "kernel"},
     "tune": {"workload"},
     "build": {"workload", "artifact"},
     "measure": {"artifact", "bundle"},
 }
-WRITES = {"compile": {"bundle"}, "tune": set[str](), "build": {"artifact"}, "measure": set[str]()}
+WRITES = {"compile": {"bundle"}, "tune": set[str](), "build": {"artifact", "kernel"}, "measure": set[str]()}
 ENQUEUES = {"compile": None, "tune": redis_names.BUILD_QUEUE, "build": MEASURES, "measure": None}
 
 

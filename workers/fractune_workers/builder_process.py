@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core.errors import FractuneError
+from fractune_core.names import DEFAULT_TENANT
 from fractune_core.records import Status
 from fractune_workers.child import Child
 from fractune_workers.child.errors import ChildDied, ChildTimeout
@@ -64,14 +65,19 @@ class BuilderProcess:
         self._generation = 0
         self._args_info: dict[tuple[str, str], list[Any]] = {}
         """by the workload's hash and the target"""
+        self.tenants: set[str] = set()
+        """that the present child has worked for"""
 
-    def learn(self, workload_hash: str, target: str, load: Callable[[], str]) -> list[Any]:
+    def learn(
+        self, workload_hash: str, target: str, load: Callable[[], str], tenant: str = DEFAULT_TENANT
+    ) -> list[Any]:
         """The workload's argument descriptions for `target` (TVM's JSON text). `load` gives the workload's
         text, and is called when the present child does not know it.
 
         Raises CallFailed, ChildTimeout or ChildDied.
         """
         self._ensure()
+        self.tenants.add(tenant)
         key = workload_hash, target
         if key not in self._args_info:
             self._args_info[key] = self.child.call(
@@ -90,7 +96,7 @@ class BuilderProcess:
     def _ensure(self) -> None:
         """Have a child; a new one knows nothing yet."""
         if self.child.ensure() != self._generation:
-            self._generation, self._args_info = self.child.generation, {}
+            self._generation, self._args_info, self.tenants = self.child.generation, {}, set()
 
     def build(
         self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = LIMIT_CPU_S, *, as_text: bool = False

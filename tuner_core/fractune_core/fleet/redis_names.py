@@ -72,9 +72,9 @@ def artifact_blob(round_id: str, candidate: str) -> str:
     return f"artifact:{round_id}:{candidate}"
 
 
-def kernel_blob(candidate: str) -> str:
-    """A finalist's code for a CPU, behind a line with what names its kernel: kept a while for the bundle."""
-    return f"kernel:{candidate}"
+def kernel_blob(tenant: str, candidate: str) -> str:
+    """A finalist's code for a CPU, behind a line with what names its kernel: kept a while for the tenant's bundle."""
+    return f"kernel:{tenant}:{candidate}"
 
 
 def workload_blob(workload_hash: str) -> str:

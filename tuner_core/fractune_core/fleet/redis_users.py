@@ -51,8 +51,8 @@ def _reads_blobs(*kinds: str) -> str:
     return "(+llen +lrange " + " ".join(f"%R~fractune:blob:{kind}:*" for kind in kinds) + ")"
 
 
-def _writes_blobs(kind: str) -> str:
-    return f"(+del +rename +rpush +expire +exists ~fractune:blob:{kind}:*)"
+def _writes_blobs(*kinds: str) -> str:
+    return "(+del +rename +rpush +expire +exists " + " ".join(f"~fractune:blob:{kind}:*" for kind in kinds) + ")"
 
 
 def _enqueues(role: str) -> Sequence[str]:
@@ -62,7 +62,7 @@ def _enqueues(role: str) -> Sequence[str]:
 
 _RULES: Mapping[str, Sequence[str]] = {
     SERVER: (f"({' '.join(_SERVER_COMMANDS)} ~fractune:* ~rq:*)", "(+rename ~fractune:blob:*)"),
-    "compile": (*_worker("compile"), _reads_blobs("model"), _writes_blobs("bundle")),
+    "compile": (*_worker("compile"), _reads_blobs("model", "kernel"), _writes_blobs("bundle")),
     "tune": (
         *_worker("tune"),
         _reads_blobs("workload"),
@@ -73,7 +73,7 @@ _RULES: Mapping[str, Sequence[str]] = {
     "build": (
         *_worker("build"),
         _reads_blobs("workload", "artifact"),
-        _writes_blobs("artifact"),
+        _writes_blobs("artifact", "kernel"),
         *_enqueues("measure"),
     ),
     "measure": (

@@ -11,7 +11,7 @@ from typing import Any
 
 from fractune_core.errors import as_message
 from fractune_core.fleet.blobs import has_blob
-from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork, TargetOperator
+from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, kernel_blob, measure_queue
 from fractune_core.records import UNTUNED, Kind, Status
 from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess, BuiltCandidate, build_failure
@@ -84,9 +84,10 @@ class Builder(Role):
             artifacts.append(artifact)
             if code:
                 transaction.blob(artifact_blob(work.round.id, item.candidate), code)
-            if kernel and work.purpose is Kind.VALIDATION:
-                transaction.blob(kernel_blob(item.candidate), kernel.encode() + b"\n" + code, _KEPT_S)
-        args_info = retry_if_killed(lambda: self._learn(work.round.operator))
+            # No process that has built for other tenants makes code for a tenant's bundle.
+            if kernel and work.purpose is Kind.VALIDATION and self._process.tenants == {work.tenant}:
+                transaction.blob(kernel_blob(work.tenant, item.candidate), kernel.encode() + b"\n" + code, _KEPT_S)
+        args_info = retry_if_killed(lambda: self._learn(work))
         for place, share in enumerate(work.shares):
             measure = _measure_work(work, place, args_info, artifacts)
             transaction.enqueue(measure_queue(work.device_key, share), measure)
@@ -108,7 +109,7 @@ class Builder(Role):
 
     def _build_once(self, work: BuildWork, trace: str) -> BuiltCandidate:
         operator = work.round.operator
-        self._learn(operator)
+        self._learn(work)
         return self._process.build(operator.workload_hash, operator.target, trace, self._limit_cpu_s(work, trace))
 
     def _limit_cpu_s(self, work: BuildWork, trace: str) -> int:
@@ -118,10 +119,10 @@ class Builder(Role):
             return _LONGEST_VALIDATED_S
         return self._deadline.limit_cpu_s(work.round.operator.workload_hash)
 
-    def _learn(self, operator: TargetOperator) -> list[Any]:
+    def _learn(self, work: BuildWork) -> list[Any]:
         """The workload's argument descriptions, once the present child knows it."""
-        name = operator.workload_hash
-        return self._process.learn(name, operator.target, lambda: self._context.workload(name))
+        name, target = work.round.operator.workload_hash, work.round.operator.target
+        return self._process.learn(name, target, lambda: self._context.workload(name), work.tenant)
 
 
 def _artifact(

@@ -141,7 +141,7 @@ class Compiler(Role):
         chosen |= {(each["workload_hash"], UNTUNED) for each in work.manifest["operators"]}
         found = dict[str, bytes]()
         for workload_hash, trace in chosen:
-            name = kernel_blob(candidate_id(workload_hash, work.manifest["target_key"], trace))
+            name = kernel_blob(work.tenant, candidate_id(workload_hash, work.manifest["target_key"], trace))
             with contextlib.suppress(NotFound, Unsigned):
                 kernel, _, code = self._context.signed_blob(name).partition(b"\n")
                 if _KERNEL.fullmatch(kernel):

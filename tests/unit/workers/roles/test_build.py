@@ -91,11 +91,12 @@ def artifacts(
     candidates: list[CandidateItem],
     purpose: Kind = Kind.TRIAL,
     *,
+    tenant: str = "default",
     validates: bool = False,
 ) -> list[ArtifactItem]:
     """What the measurer of a share is told."""
     operator = TargetOperator(WORKLOAD, "matmul", '{"kind": "llvm"}', "k")
-    more = {"work_id": f"w-{share[-1]}", "purpose": purpose, "device_key": "d", "shares": [share]}
+    more = {"work_id": f"w-{share[-1]}", "tenant": tenant, "purpose": purpose, "device_key": "d", "shares": [share]}
     work = build_work(operator, candidates, "r", **more)
     builder.handle(replace(work, round=replace(work.round, validates=validates)))
     name = measure_queue("d", share)
@@ -132,8 +133,20 @@ def test_the_code_of_a_finalist_is_kept_for_the_bundle(builder: Builder) -> None
     artifacts(builder, "cpu:1", [CandidateItem("trial", "trial")])
     artifacts(builder, "cpu:2", [CandidateItem("finalist", "finalist")], Kind.VALIDATION)
     code = builder._context.signed_blob(artifact_blob("r", "finalist"))
-    assert builder._context.signed_blob(kernel_blob("finalist")).partition(b"\n")[::2] == (KERNEL.encode(), code)
-    assert not has_blob(builder._context.redis, kernel_blob("trial"))
+    kept = builder._context.signed_blob(kernel_blob("default", "finalist"))
+    assert kept.partition(b"\n")[::2] == (KERNEL.encode(), code)
+    assert not has_blob(builder._context.redis, kernel_blob("default", "trial"))
+
+
+def test_a_process_that_has_built_for_another_tenant_makes_no_code_for_a_bundle(builder: Builder) -> None:
+    def is_kept(candidate: str, share: str) -> bool:
+        artifacts(builder, share, [CandidateItem(candidate, candidate)], Kind.VALIDATION, tenant="second")
+        return has_blob(builder._context.redis, kernel_blob("second", candidate))
+
+    artifacts(builder, "cpu:1", [CandidateItem("trial", "trial")])
+    assert not is_kept("beside the first", "cpu:2")
+    builder._process.child.kill()
+    assert is_kept("alone", "cpu:4")
 
 
 def killing(builder: Builder, folder: Path, times: int) -> threading.Thread:
