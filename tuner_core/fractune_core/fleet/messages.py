@@ -329,7 +329,7 @@ def _measured_in(work: BuildWork | MeasureWork) -> str:
     return f"{work.round.id}-validated" if work.round.validates else work.round.id
 
 
-def trial_of(work: MeasureWork, validated: TuningRecord) -> TuningRecord:
+def trial_of(work: BuildWork | MeasureWork, validated: TuningRecord) -> TuningRecord:
     """The trial of a candidate that was validated at once: the repeats that choose, which no other record reports."""
     chosen = validated.policy.choosing or len(validated.run_secs)
     return replace(

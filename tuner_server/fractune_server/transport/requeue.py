@@ -20,7 +20,7 @@ from fractune_core.fleet import messages
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark, unmark
 from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM
 from fractune_core.fleet.signed_messages import seal_event
-from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status
+from fractune_core.records import TRIAL_POLICY, UNTUNED, VALIDATION_POLICY, Kind, Status
 from fractune_core.shares import Device, GrantedShare
 from fractune_core.tracing import log_fields
 from fractune_server.transport.live_workers import Fleet
@@ -281,9 +281,11 @@ def write_dead_letters(redis: Redis, secret: bytes, work: messages.Work, place: 
 
 
 def _crashes(work: messages.BuildWork | messages.MeasureWork, place: RoundPlace) -> Iterator[messages.Event]:
+    """Of a candidate that is validated at once, its trial: with it the round ends."""
     shares = work.shares if isinstance(work, messages.BuildWork) else [work.share]
+    validates = work.round.validates
     for share in (each for each in shares if each in place.granted):
-        for item in work.candidates:
+        for item in (each for each in work.candidates if not (validates and each.trace == UNTUNED)):
             record = messages.work_record(
                 work,
                 item,
@@ -293,6 +295,7 @@ def _crashes(work: messages.BuildWork | messages.MeasureWork, place: RoundPlace)
                 f"{ATTEMPTS} workers died while they had this batch ({work.task})",
                 VALIDATION_POLICY if work.purpose is Kind.VALIDATION else TRIAL_POLICY,
             )
+            record = messages.trial_of(work, record) if validates else record
             yield messages.Measured(job=work.job, round_id=work.round.id, record=record)
 
 

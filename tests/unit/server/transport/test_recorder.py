@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -13,9 +13,9 @@ import redis
 
 from fractune_core.fleet import redis_names
 from fractune_core.fleet.marks import DONE, is_marked
-from fractune_core.fleet.messages import PieceDone, WorkFailed
+from fractune_core.fleet.messages import CandidateItem, PieceDone, WorkFailed
 from fractune_core.fleet.signed_messages import seal_event, sign_json
-from fractune_core.records import Kind, Status, TuningRecord
+from fractune_core.records import UNTUNED, Kind, Status, TuningRecord, record_id
 from fractune_core.shares import GrantedShare
 from fractune_core.spending import Spending, WorkCost
 from fractune_server.store.records.rows import RecordFilter
@@ -317,6 +317,22 @@ def test_a_batch_that_is_given_up_becomes_records_of_crashes(connection: redis.R
     }
     assert {(each.status, each.kind) for each in found} == {(Status.CRASHED, Kind.TRIAL)}
     assert is_marked(connection, DONE, "work1")
+
+
+def test_a_first_candidate_that_is_given_up_becomes_the_trial_that_its_round_waits_for(
+    connection: redis.Redis, store: Store
+) -> None:
+    granted = GrantedShare("cpu:1", 1, 2, "core", 1, reserved=False)
+    both = [CandidateItem("c1", "[1]"), CandidateItem("untuned", UNTUNED)]
+    round_ = replace(BUILD.round, validates=True)
+    work = replace(BUILD, round=round_, purpose=Kind.VALIDATION, candidates=both, shares=["cpu:1"])
+    write_dead_letters(connection, SECRET, work, RoundPlace(DEVICE, {"cpu:1": granted}))
+    recorder = Recorder(connection, store.log, SECRET, list)
+    recorder.poll(10)
+    recorder.acknowledge(recorder.poll(10))
+    (found,) = store.log.all(RecordFilter())
+    assert (found.candidate_id, found.kind, found.status) == ("c1", Kind.TRIAL, Status.CRASHED)
+    assert found.record_id == record_id(round_.id, "c1", "cpu:1")
 
 
 def test_what_work_took_is_in_the_ledger_once_though_it_comes_again(connection: redis.Redis, store: Store) -> None:
