@@ -238,6 +238,16 @@ def inferred(
     }
 
 
+def by_batch(node: OnnxNode, at: int, batch: int) -> relax.Expr | None:
+    """An optional input with a number for each batch: a kernel would read beyond fewer. Raises BadModel."""
+    value = node.optional(at)
+    if value is not None and shape_of(value) != [batch]:
+        raise node.refused(
+            f"'{node.proto.input[at]}' has the shape {shape_of(value)} for a batch of {batch}; export it again"
+        )
+    return value
+
+
 def _tensor_scatter(node: OnnxNode) -> relax.Expr:
     """TensorScatter: a cache, new rows of each batch, and the first places that they get."""
     past, new = node.input(0), node.input(1)
@@ -247,7 +257,7 @@ def _tensor_scatter(node: OnnxNode) -> relax.Expr:
     rows, tokens = shape[axis], own[axis] if len(own) == len(shape) else 0
     if axis < 1 or own != [*shape[:axis], tokens, *shape[axis + 1 :]] or not 0 < tokens <= rows:
         raise node.refused(f"rows of shape {own} do not fit a cache of {shape} along axis {axis}; export it again")
-    given = node.optional(2)
+    given = by_batch(node, 2, shape[0])
     start = relax.const(np.zeros(shape[0], _INTEGER)) if given is None else node.emit(as_type(_INTEGER, given))
     if len(shape) == _HEADS_FIRST and axis == _ROWS - 1 and not is_circular:
         batch, heads, _, width = shape

@@ -13,6 +13,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, TypeProto
 from tvm import relax, te
 
+from fractune_workers.children.importing.operators.group_query import by_batch
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
 from fractune_workers.children.layouts.attention import Attention, attended
 
@@ -98,7 +99,7 @@ def _before(node: OnnxNode, of: Attention, *, has_past: bool) -> relax.Expr | No
     """The keys before those of the queries, by batch; None where the queries are the last of the keys. Without a past,
     a causal query sees as many keys as there are queries up to it.
     """
-    lengths = node.optional(_LENGTHS)
+    lengths = by_batch(node, _LENGTHS, of.batch)
     if lengths is None:
         is_first = of.is_causal and not has_past and of.keys != of.tokens
         return relax.const(np.zeros(of.batch, _INTEGER)) if is_first else None

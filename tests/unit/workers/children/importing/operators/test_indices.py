@@ -17,6 +17,11 @@ from fractune_workers.children.importing.passes import prepare
 from tests.support.onnx_models import TARGET, imported, onnx_model, run_by_onnxruntime, run_imported
 
 Array = npt.NDArray[Any]
+BY_BATCH: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "TensorScatter": (["cache", "new", "numbers"], {}),
+    "Attention": (["new", "cache", "cache", "", "", "", "numbers"], {"is_causal": 1}),
+}
+"""inputs and attributes of operators that read a number for each batch"""
 DATA = np.arange(12, dtype=np.float32).reshape(3, 4)
 ROW = np.ones((1, 4), np.float32)
 WRONG: list[tuple[str, Array, Array | None, int, int]] = [
@@ -139,3 +144,17 @@ def test_the_code_of_an_operator_with_indices_is_read_by_workers(operator: str) 
     assert functions
     for function in functions:
         refuse_foreign_graph(json.loads(tvm.ir.save_json(tvm.IRModule({"main": function}))))
+
+
+@pytest.mark.parametrize("operator", BY_BATCH)
+def test_fewer_numbers_than_batches_are_refused(operator: str) -> None:
+    names, attributes = BY_BATCH[operator]
+    cache, new = np.zeros((4, 2, 8, 8), np.float32), np.zeros((4, 2, 3, 8), np.float32)
+    node = helper.make_node(operator, names, ["out"], "n", **attributes)
+
+    def model(numbers: int) -> Any:
+        return onnx_model([node], {"cache": cache, "new": new, "numbers": np.zeros(numbers, np.int64)}, opset=24)
+
+    assert imported(model(4))
+    with pytest.raises(BadModel, match=r"'numbers' has the shape \[1\] for a batch of 4"):
+        imported(model(1))
