@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,18 +110,29 @@ class ModelServer:
             raise FractuneError(f"{self.name} answered {status}: {_last_line(answer.decode(errors='replace'))}")
 
     def latencies_s(self, clients: Executor, body: bytes, arrivals_s: Sequence[float]) -> list[float]:
-        """From the arrival of each request to its answer; the wait for a free client counts. Raises FractuneError."""
-        began_s = time.perf_counter()
+        """From the arrival of each request to its answer; the wait for a free client counts. Raises FractuneError for
+        the first request without a good answer, and makes no more.
+        """
+        began_s, failed = time.perf_counter(), threading.Event()
+        futures = list[Future[float]]()
 
         def answered(arrival_s: float) -> float:
-            self.ask(body)
+            try:
+                self.ask(body)
+            except FractuneError:
+                failed.set()
+                raise
             return time.perf_counter() - began_s - arrival_s
 
-        futures = []
-        for arrival_s in arrivals_s:
-            time.sleep(max(0.0, began_s + arrival_s - time.perf_counter()))
-            futures.append(clients.submit(answered, arrival_s))
-        return [each.result() for each in futures]
+        try:
+            for arrival_s in arrivals_s:
+                if failed.wait(max(0.0, began_s + arrival_s - time.perf_counter())):
+                    break
+                futures.append(clients.submit(answered, arrival_s))
+            return [each.result() for each in futures]
+        finally:
+            for each in futures:
+                each.cancel()
 
     def wait(self) -> None:
         """Until it is ready. Raises FractuneError where it ends before that, or takes too long."""

@@ -71,6 +71,8 @@ def test_requests_are_answered_and_all_processes_end(tmp_path: Path) -> None:
         assert len(server.latencies_s(asking, b"right", [0.0, 0.01, 0.02])) == 3
         with pytest.raises(FractuneError, match="fastapi answered 400: wrong request"):
             server.ask(b"wrong")
+        with pytest.raises(FractuneError, match="fastapi answered 400: wrong request"):
+            server.latencies_s(asking, b"wrong", [0.0, 3600.0])
         started = server.processes()
         assert len(started) == 2
         assert server.cpu_s() > 0
