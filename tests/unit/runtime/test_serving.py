@@ -84,6 +84,7 @@ def test_all_bodies_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
         ("BUNDLE", "/none.fractune", "BUNDLE: .*none.fractune"),
         ("REPLICAS", "-1", "REPLICAS='-1': give a number from 1 to 4096"),
         ("THREADS", "9" * 5000, "THREADS='9{40}': give"),
+        ("THREADS", "0000000019999", "THREADS=.0000000019999.: give a number from 1 to 4096"),
         ("PORT", "70000", "PORT='70000': give a number from 1 to 65535"),
     ],
 )

@@ -28,9 +28,9 @@ _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
 
 
-def port() -> int:
-    """Ends the process with a line for what is not a port."""
-    return _whole("PORT", 8080, 65535)
+def port(name: str = "PORT", default: int = 8080) -> int:
+    """Of the variable of this name. Ends the process with a line for what is not a port."""
+    return _whole(name, default, 65535)
 
 
 def settings() -> tuple[str, dict[str, int]]:
@@ -141,6 +141,6 @@ def _error(error: object) -> bytes:
 
 def _whole(name: str, default: int, most: int) -> int:
     text = os.environ.get(name) or str(default)
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:9]) <= most:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
         raise SystemExit(f"{name}='{errors.one_line(text)[:40]}': give a number from 1 to {most}")
     return int(text)

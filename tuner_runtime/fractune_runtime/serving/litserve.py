@@ -3,7 +3,6 @@
 BUNDLE=model.fractune PORT=8080 METRICS_PORT=9090 python -m fractune_runtime.serving.litserve
 """
 
-import os
 from typing import Any
 
 import litserve
@@ -26,7 +25,7 @@ class Bundle(litserve.LitAPI):
     def setup(self, device: str) -> None:
         del device
         self.endpoint = serving.endpoint()
-        start_http_server(int(os.environ.get("METRICS_PORT", "9090")), serving.HOST)
+        start_http_server(_metrics_port(), serving.HOST)
 
     def decode_request(self, request: Body) -> dict[str, Any]:
         return {"inputs": request.inputs}
@@ -35,8 +34,13 @@ class Bundle(litserve.LitAPI):
         return Response(*await serving.answered(self.endpoint, request), media_type=serving.JSON)
 
 
+def _metrics_port() -> int:
+    return serving.port("METRICS_PORT", 9090)
+
+
 if __name__ == "__main__":
     serving.settings()
+    _metrics_port()
     # One worker: the endpoint fills the limit of its process by replicas of its own, which share the weights.
     api = Bundle(enable_async=True, api_path="/v2/models/model/infer")
     server = litserve.LitServer(
