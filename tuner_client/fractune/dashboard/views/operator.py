@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from urllib.parse import urlencode
 
 from fractune.dashboard.following import Trial, operator_progress
 from fractune.dashboard.views.log import record_path
@@ -44,6 +45,7 @@ def operator_page(
     once the job has published its schedules.
     """
     name, of = one_line(operator.name), "one run of the operator"
+    where = {"job": job.name, "operator": operator.workload_hash, "namespace": job.spec.namespace}
     progress = {share: operator_progress(job, trials, share, operator.workload_hash) for share in job.tuned_at}
     ran = sorted((each for each in records if math.isfinite(each.median_s)), key=lambda each: each.median_s)
     ways = {way: place % COLOURS for place, way in enumerate(dict.fromkeys(each.implementation for each in ran))}
@@ -68,7 +70,7 @@ def operator_page(
         },
         links=[
             ("the whole job", job_path(job.name)),
-            ("its records", f"/log?job={job.name}&operator={operator.workload_hash}"),
+            ("its records", f"/log?{urlencode(where)}"),
         ],
         lead=name if len(name) > _NAME else "",
         first=[_times(job, operator)],
@@ -76,7 +78,7 @@ def operator_page(
         charts=progress_charts(progress, of, {share: operator.untuned_s.get(share) for share in progress}),
         blocks=(
             *([] if table is None else [cross_block(table)]),
-            _fastest(job, ran),
+            _fastest(job, ran, len(records)),
             points_block(progress, of, len(trials)),
         ),
     )
@@ -140,7 +142,7 @@ def _picture(job: JobStatus, share: str, ran: Sequence[TuningRecord], ways: dict
     )
 
 
-def _fastest(job: JobStatus, ran: Sequence[TuningRecord]) -> Block:
+def _fastest(job: JobStatus, ran: Sequence[TuningRecord], read: int) -> Block:
     """The fastest schedules at each share, with links to their records and code."""
     columns = columns_of("share, #median, implementation, decisions, measured, ")
     shown = [each for share in job.tuned_at for each in [one for one in ran if one.share == share][:_MOST_LISTED]]
@@ -155,5 +157,5 @@ def _fastest(job: JobStatus, ran: Sequence[TuningRecord]) -> Block:
         )
         for each in shown
     )
-    notes = (f"of the newest {MOST_SCHEDULES} records",) if len(ran) >= MOST_SCHEDULES else ()
+    notes = (f"of the newest {MOST_SCHEDULES} records",) if read >= MOST_SCHEDULES else ()
     return Block("Fastest schedules", columns, rows, notes, "no schedule of it ran yet")
