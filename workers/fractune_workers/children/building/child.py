@@ -170,7 +170,7 @@ def host_facts(target: str) -> dict[str, Any]:
     """What another host needs to measure code for `target` (TVM's JSON text).
 
     These are its `architecture`, the `features` that the code may use, and TVM's version `tvm`. For a CPU they are also
-    the object files `anchor` and `loop` (`host_kernels`), which are empty for a GPU.
+    the object files `anchor` and `loop` (`compiled.anchor_object`, `compiled.loop_object`), which are empty for a GPU.
     """
     parsed = load_target(target)
     of_gpu = parsed.kind.name == "cuda"

@@ -53,7 +53,7 @@ class Software:
     isa: str = ""
     """LLVM's name of the host's CPU"""
     anchor: bytes = b""
-    """object file of a CPU's anchor (`host_kernels`)"""
+    """object file of a CPU's anchor (`compiled.anchor_object`)"""
     loop: bytes = b""
     """object file of a loop that starts every thread of a CPU"""
     roof: Callable[[Processor], Callable[[], Roof]] | None = None
@@ -143,7 +143,7 @@ def gpu_setup(
 
 
 def cpu_anchor(code: bytes, processor: Processor) -> Callable[[], float]:
-    """The seconds that a matrix product takes on a CPU; `code` as of `host_kernels.anchor_object`."""
+    """The seconds that a matrix product takes on a CPU; `code` as of `compiled.anchor_object`."""
     kernel = load_objects([code])
     args = random_args([["TENSOR", "float32", [ANCHOR_SIZE, ANCHOR_SIZE]]] * 3, 0, processor)
     calls = 1
