@@ -42,6 +42,7 @@ def test_an_operator_has_a_page_by_its_name_or_hash(pages: Pages, server: Script
         "1.10 ms, direct: tile 4x8, choice 2",
     ]
     assert "/log/records/r2/code?" in page
+    assert "&amp;operator=0123&amp;namespace=" in page
     assert "operator" not in pages.data(f"{JOB}?operator=other")
 
 
