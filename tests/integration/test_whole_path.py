@@ -199,11 +199,14 @@ def test_match_names_the_record_that_was_published(fleet: Fleet, tuned: list[dic
 
 
 def test_what_was_never_tuned_has_no_matrix_and_no_bundle(fleet: Fleet, tmp_path: Path) -> None:
-    """The two models share an operator, the copy at their ends, which tells nothing of what it is the end of."""
+    """The two models share an operator, the copy at their ends, which tells nothing of what it is the end of. Before it
+    stands another copy on processors that keep few channels in blocks.
+    """
     stranger = write_model(tmp_path / "stranger.onnx", channels=48)
     options = ("--only", "from_blocks", "--trials", "1", "--compete", "none", "--out-dir", str(tmp_path))
     shared = events(fleet.tune(*options))[-1]["operators"]
-    assert [operator["name"] for operator in shared] == ["from_blocks"]
+    assert shared
+    assert all(operator["name"].startswith("from_blocks") for operator in shared)
     for command in ("matrix", "bundle"):
         ended = run_fractune(command, str(stranger), "--shares", "cpu:1", "--server", fleet.address)
         assert ended.returncode == 9
