@@ -50,7 +50,7 @@ def _steps(x: Sequence[float], points: Sequence[tuple[float, float]]) -> list[fl
 
 
 def points_block(progress: Progress, of: str, trials: int) -> Block:
-    """The numbers of the charts, the newest first, from so many trials of the job."""
+    """The numbers of the charts, the newest first. `trials`: how many of the job were read."""
     columns = columns_of("share, #trials, #after, #best")
     rows = [
         (

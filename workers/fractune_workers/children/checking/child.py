@@ -61,7 +61,7 @@ def check(
 
 
 def _outline(path: Path) -> bytes:
-    """A large model whose weights lie in another file, which is itself. Raises BadModel for one of another format."""
+    """A large model without its weights: it refers to their places in the file. Raises BadModel for another format."""
     with walk(path) as found:
         if found is None or found.interface().in_another_file:
             raise BadModel("cannot be read as one file")

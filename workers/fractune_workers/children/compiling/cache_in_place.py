@@ -3,7 +3,7 @@
 `main_cached` takes the parameters of `main`. In the place of a cache's input it takes a buffer whose axis of rows has
 any size. The rows before lie there already, the entry writes the new ones behind them, and all operators read both
 there. It returns the other outputs. So no cache is copied, and the caller chooses which rows of a larger buffer these
-are. `main_last` returns one of the outputs for one token alone, whose number is the caller's.
+are. `main_last` returns one of the outputs for one token alone. The caller gives the token's number.
 """
 
 from __future__ import annotations
