@@ -116,6 +116,7 @@ class OperatorSearch(Trials):
     def __init__(self, workload: Any, target: Any, seed: int, threads: int) -> None:
         super().__init__(features=lambda sch: features_of(sch.trace), kept=int(_POPULATION * _MEASURED_PART))
         load_intrinsics(target)
+        prepare_tensor_cores(workload, target)  # traces that were measured before may name them
         self._workload = workload
         self._target = target
         self._evolution = EvolutionarySearch(

@@ -10,6 +10,7 @@ from tvm import te, topi
 
 from fractune_core.workloads import DIRECT
 from fractune_workers.children.importing.passes import Operator, described
+from fractune_workers.children.searching import operator_search
 from fractune_workers.children.searching.child import SearcherChild
 from fractune_workers.children.searching.spaces.sketches import sketches_of
 from fractune_workers.children.searching.transfer import adapt
@@ -135,6 +136,17 @@ def test_a_round_for_a_gpu_is_full_though_most_samples_do_not_fit_a_block(child:
     child.learn(operator.workload_hash, "key", results, ["mps:25"])
     second = child.propose(operator.workload_hash, "key", 8)
     assert len({item["trace"] for item in (*first, *second)}) == 16
+
+
+def test_tensor_cores_are_prepared_before_measured_traces_are_read(
+    child: SearcherChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has not made the design space would not know the intrinsics that they name."""
+    prepared = []
+    monkeypatch.setattr(operator_search, "prepare_tensor_cores", lambda *at: prepared.append(at))
+    operator = matmul(64)
+    child.open(operator.workload_hash, operator.workload_json, str(parse_target("cuda:sm_90", 1)), "key", 5, [], [])
+    assert prepared
 
 
 def test_the_fastest_are_kept_in_order() -> None:
