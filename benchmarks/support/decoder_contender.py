@@ -13,8 +13,10 @@ import numpy as np
 
 from benchmarks.support.decoder_peers import GenAi, LlamaCpp, OnnxRuntime, OpenVino, Ours, Runtime
 from benchmarks.support.decoders import Sizes
-from benchmarks.support.reading import read_gb_per_s
 from fractune_core.shares import Share
+from fractune_workers.children.measuring.roof import CpuRoof
+from fractune_workers.children.tvm_api.processor import cpu_processor
+from fractune_workers.children.tvm_api.target import default_target
 from fractune_workers.confinement.cpu import CpuConfinement
 
 READING = "reading"
@@ -38,7 +40,8 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     else:
         CpuConfinement(Share.parse(share), [int(core) for core in cores.split(",")]).enter()
     if way == READING:
-        return {"gb_per_s": read_gb_per_s}
+        roof = CpuRoof(default_target(len(os.sched_getaffinity(0))), cpu_processor())
+        return {"gb_per_s": lambda: max(roof.measure().read_gb_per_s for _ in range(3))}
     sizes = Sizes(**json.loads(described))
     runtime: Runtime
     runtime = Ours(path, sizes, None if cgroup else share) if way == OURS else _PEERS[way](path, sizes, int(threads))

@@ -371,8 +371,9 @@ def lasting(result: dict[str, Any]) -> dict[str, Any]:
     """A result without what is read from its bundle, without roofs, which a later job may have raised, and without what
     is known to those only who followed the search.
     """
+    of_roofs = ("roof", "roof_part", "memory_bound")
     shares, operators = (
-        [{name: value for name, value in each.items() if name not in ("roof", "roof_part")} for each in result[key]]
+        [{name: value for name, value in each.items() if name not in of_roofs} for each in result[key]]
         for key in ("shares", "operators")
     )
     followed = dict.fromkeys(("answer", "not_compared", "gained"))

@@ -64,6 +64,7 @@ _REFUSED = [
     ({"flops": -1.0}, "takes -1 operations, which cannot be"),
     ({"io_bytes": 2**70}, "has more than 64 bits"),
     ({"io_bytes": -8}, "reads and writes -8 bytes, which cannot be"),
+    ({"io_bytes": 8, "written_bytes": 9}, "writes 9 bytes, which cannot be"),
     ({"weight": 2**40}, "times, which cannot be"),
 ]
 

@@ -79,7 +79,7 @@ def job_script() -> list[pb.Job]:
             state=state,
             progress=progress,
             operators=operators,
-            roofs={"cpu:1": pb.Roof(gflops=20.0, gb_per_s=10.0, cache_bytes=1 << 25)},
+            roofs={"cpu:1": pb.Roof(gflops=20.0, gb_per_s=10.0, cache_bytes=1 << 25, read_gb_per_s=12.0)},
             revision=revision,
             model_display_name="m.onnx",
             **more,

@@ -23,7 +23,7 @@ _REFUSED = re.compile(r"cannot import node (with output )?'(.*?)' \(([^()' ]+)\)
 _ALSO = re.compile(r"\(also unsupported: ([^()]*)\)")
 
 
-def check_operator(name: str, weight: int, flops: float, io_bytes: int) -> None:
+def check_operator(name: str, weight: int, flops: float, io_bytes: int, written_bytes: int) -> None:
     """Raises BadModel for an operator of a model whose name or numbers the log cannot hold."""
     if not (0 < len(name) <= MOST_NAME_CHARACTERS and name.isprintable()):
         raise BadModel(
@@ -32,6 +32,7 @@ def check_operator(name: str, weight: int, flops: float, io_bytes: int) -> None:
         )
     _check_number(flops, math.inf, f"operator '{name}' takes", "operations")
     _check_number(io_bytes, _MOST_BYTES + 1, f"operator '{name}' reads and writes", "bytes")
+    _check_number(written_bytes, io_bytes + 1, f"operator '{name}' writes", "bytes")
     _check_number(weight, _MOST_TIMES + 1, f"operator '{name}' runs", "times")
 
 

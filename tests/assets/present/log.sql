@@ -144,6 +144,7 @@ CREATE TABLE roofs (
 	gb_per_s FLOAT NOT NULL, 
 	cache_bytes BIGINT NOT NULL, 
 	launch_s FLOAT DEFAULT '0' NOT NULL, 
+	read_gb_per_s FLOAT DEFAULT '0' NOT NULL, 
 	PRIMARY KEY (device_key, share_key)
 );
 CREATE TABLE rounds (
@@ -214,9 +215,10 @@ CREATE TABLE workloads (
 	json_zlib BLOB NOT NULL, 
 	flops FLOAT DEFAULT '0' NOT NULL, 
 	io_bytes BIGINT DEFAULT '0' NOT NULL, 
+	written_bytes BIGINT DEFAULT '0' NOT NULL, 
 	PRIMARY KEY (workload_hash)
 );
-INSERT INTO "workloads" VALUES('4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945',X'789C8B8E0500011500B9',0.0,0);
+INSERT INTO "workloads" VALUES('4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945',X'789C8B8E0500011500B9',0.0,0,0);
 CREATE INDEX ix_records_lookup ON records (workload_hash, kind, namespace, share_key, ranking_median_s);
 CREATE INDEX ix_records_job ON records (job, kind);
 CREATE INDEX ix_records_newest ON records (namespace, seq);

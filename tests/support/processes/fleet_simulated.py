@@ -2,8 +2,8 @@
 
 It stands in for workers/fractune_workers/ and TVM, so that the server is tested by itself. A "model" is JSON text:
 `{"operators": [{"name": ..., "weight": ..., "space": N}]}`; `space` bounds the candidates of an operator. Where it has
-`flops` and `io_bytes`, ingest tells them; where it has `implementation`, candidates are of that one unless they must be
-exact.
+`flops`, `io_bytes` or `written_bytes`, ingest tells them; where it has `implementation`, candidates are of that one
+unless they must be exact.
 `python -m tests.support.processes.fleet_simulated URL ROLE NAME [SHARE]` runs one worker as a process of its own,
 to be killed.
 """
@@ -365,6 +365,7 @@ def _operator_item(op: dict[str, Any]) -> dict[str, Any]:
         "workload": workload_text(op["name"], **facts),
         "flops": op.get("flops", 0.0),
         "io_bytes": op.get("io_bytes", 0),
+        "written_bytes": op.get("written_bytes", 0),
     }
 
 

@@ -113,6 +113,11 @@ def percent_text(fraction: float | None) -> str:
     return "-" if fraction is None else f"{fraction * 100:.1f} %"
 
 
+def roof_text(part: float | None, *, memory_bound: bool | None) -> str:
+    """`87 %` of what the arithmetic allows, `memory 87 %` where the memory allows less; `-` if not known."""
+    return "-" if part is None else f"{'memory ' if memory_bound else ''}{part * 100:.0f} %"
+
+
 def score_text(score: float | None) -> str:
     """`0.98`; `-` if not known."""
     return "-" if score is None else f"{score:.2f}"

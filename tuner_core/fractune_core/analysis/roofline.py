@@ -2,7 +2,7 @@
 
 An operator takes at least as long as its arithmetic at the peak, and as its traffic at the bandwidth of the memory. So
 attainable seconds = max(flops / peak, bytes / bandwidth). The part of the roof that it reaches is attainable over
-measured seconds.
+measured seconds. Writes may overlap reads, so the bandwidth depends on the part that is written.
 
 On a GPU the launch of a kernel is a limit too: the host needs some microseconds for each, whatever the kernel does.
 """
@@ -32,11 +32,13 @@ class Roof(JsonObject):
     gflops: float
     """10^9 float32 operations a second; a fused multiply-add counts as two"""
     gb_per_s: float
-    """10^9 bytes a second, from and to memory"""
+    """10^9 bytes a second, from and to memory, where one of three is written"""
     cache_bytes: int
     """size of the last-level cache: traffic of up to this size may never reach the memory"""
     launch_s: float = 0.0
     """seconds of an empty kernel in a row of many, the launch floor: no kernel takes less. A CPU launches nothing"""
+    read_gb_per_s: float = 0.0
+    """10^9 bytes a second from memory, where nothing is written"""
 
     @property
     def has_rates(self) -> bool:
@@ -50,6 +52,7 @@ class Roof(JsonObject):
             max(self.gb_per_s, other.gb_per_s),
             max(self.cache_bytes, other.cache_bytes),
             min(filter(None, (self.launch_s, other.launch_s)), default=0.0),
+            max(self.read_gb_per_s, other.read_gb_per_s),
         )
 
 
@@ -63,25 +66,27 @@ class Arithmetic:
     io_bytes: int
     """sizes of its distinct inputs and outputs: bytes that must come from or go to memory once, even if everything else
     stays in caches. A lookup table counts as a whole. 0 = not known"""
-
-    @property
-    def known(self) -> bool:
-        return self.flops > 0 and self.io_bytes > 0
+    written_bytes: int = 0
+    """those of its outputs"""
 
 
 def attainable_s(arithmetic: Arithmetic, roof: Roof) -> float | None:
     """Seconds that one run takes at least; None when that is not known.
 
     The bandwidth of the caches is not measured. So nothing is known of an operator that its traffic limits while all of
-    the traffic may stay in the last-level cache.
+    the traffic may stay in the last-level cache. The traffic alone limits one with unknown operations.
     """
-    if not arithmetic.known or not roof.has_rates:
+    moving_s = from_memory_s(arithmetic, roof)
+    if not moving_s or not roof.has_rates:
         return None
-    computing_s = arithmetic.flops / (roof.gflops * 1e9)
-    moving_s = arithmetic.io_bytes / (roof.gb_per_s * 1e9)
+    computing_s = _computing_s(arithmetic, roof)
     if moving_s > computing_s and arithmetic.io_bytes <= roof.cache_bytes:
         return None
     return max(computing_s, moving_s)
+
+
+def _computing_s(arithmetic: Arithmetic, roof: Roof) -> float:
+    return arithmetic.flops / (roof.gflops * 1e9)
 
 
 def roof_part(least_s: float | None, measured_s: float | None) -> float | None:
@@ -106,6 +111,13 @@ def reached(arithmetic: Arithmetic | None, roof: Roof | None, measured_s: float 
     return None if arithmetic is None or roof is None else roof_part(attainable_s(arithmetic, roof), measured_s)
 
 
+def is_memory_bound(arithmetic: Arithmetic | None, roof: Roof | None, measured_s: float | None) -> bool | None:
+    """Whether `reached` is a part of what the memory allows, and not of what the arithmetic does; None without it."""
+    if arithmetic is None or roof is None or reached(arithmetic, roof, measured_s) is None:
+        return None
+    return (from_memory_s(arithmetic, roof) or 0.0) > _computing_s(arithmetic, roof)
+
+
 def raised(arithmetic: Arithmetic, roof: Roof, measured_s: float) -> Roof:
     """The roof that allows a run of `measured_s` seconds. A run that is faster than its roof proves that the roof was
     measured too low. The same roof where the run is slower, or its arithmetic in doubt.
@@ -113,11 +125,12 @@ def raised(arithmetic: Arithmetic, roof: Roof, measured_s: float) -> Roof:
     Only for the direct implementation, because others may do fewer operations than are counted.
     """
     part = reached(arithmetic, roof, measured_s)
-    if part is None or part <= 1:
+    if part is None or part <= 1 or not arithmetic.flops:
         return roof
     reaches_memory = arithmetic.io_bytes > roof.cache_bytes
-    gb_per_s = arithmetic.io_bytes / measured_s / 1e9 if reaches_memory else 0.0
-    return roof.raised_to(Roof(arithmetic.flops / measured_s / 1e9, gb_per_s, 0))
+    faster = (from_memory_s(arithmetic, roof) or 0.0) / measured_s if reaches_memory else 0.0
+    bandwidths = Roof(0.0, faster * roof.gb_per_s, 0, read_gb_per_s=faster * roof.read_gb_per_s)
+    return roof.raised_to(bandwidths).raised_to(Roof(arithmetic.flops / measured_s / 1e9, 0.0, 0))
 
 
 def gflops(arithmetic: Arithmetic | None, measured_s: float | None) -> float | None:
@@ -128,10 +141,15 @@ def gflops(arithmetic: Arithmetic | None, measured_s: float | None) -> float | N
 
 
 def from_memory_s(arithmetic: Arithmetic | None, roof: Roof | None) -> float | None:
-    """Seconds in which the share reads and writes an operator's data in memory, once; None when not known."""
+    """Seconds in which the share reads and writes an operator's data in memory, once; None when not known.
+
+    Between reads alone and the mix of `gb_per_s`, the time of a byte grows with the part that is written.
+    """
     if arithmetic is None or roof is None or not roof.gb_per_s:
         return None
-    return arithmetic.io_bytes / (roof.gb_per_s * 1e9)
+    mixed = min(1.0, 3 * arithmetic.written_bytes / max(1, arithmetic.io_bytes))
+    read_gb_per_s = roof.read_gb_per_s or roof.gb_per_s
+    return arithmetic.io_bytes * (mixed / roof.gb_per_s + (1 - mixed) / read_gb_per_s) / 1e9
 
 
 def _is_time(measured_s: float | None) -> TypeGuard[float]:

@@ -149,7 +149,7 @@ class Pack(SealedFile):
 
     def _check_operator(self, operator: PackedOperator) -> None:
         """Raises ValueError or FractuneError."""
-        check_operator(operator.name, operator.weight, 0.0, 0)
+        check_operator(operator.name, operator.weight, 0.0, 0, 0)
         check_workload(operator.workload_hash, operator.workload)
         _check_arguments(operator.args_info)
         names = [each.candidate for each in operator.candidates]

@@ -357,8 +357,9 @@ class OperatorItem:
     workload: str
     """the text that the hash is of"""
     flops: float
-    """with `io_bytes` an Arithmetic"""
+    """with the bytes an Arithmetic"""
     io_bytes: int
+    written_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

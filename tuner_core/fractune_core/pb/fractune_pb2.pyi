@@ -576,14 +576,17 @@ class Roof(_message.Message):
     GB_PER_S_FIELD_NUMBER: _builtins.int
     CACHE_BYTES_FIELD_NUMBER: _builtins.int
     LAUNCH_S_FIELD_NUMBER: _builtins.int
+    READ_GB_PER_S_FIELD_NUMBER: _builtins.int
     gflops: _builtins.float
     """10^9 float32 operations a second, a fused multiply-add counted as two."""
     gb_per_s: _builtins.float
-    """10^9 bytes a second, from and to memory."""
+    """10^9 bytes a second, from and to memory, where one of three is written."""
     cache_bytes: _builtins.int
     """Size of the last-level cache in bytes."""
     launch_s: _builtins.float
     """Seconds of an empty kernel on a GPU, in a row of many: no kernel takes less."""
+    read_gb_per_s: _builtins.float
+    """10^9 bytes a second from memory, where nothing is written."""
     def __init__(
         self,
         *,
@@ -591,10 +594,11 @@ class Roof(_message.Message):
         gb_per_s: _builtins.float = ...,
         cache_bytes: _builtins.int = ...,
         launch_s: _builtins.float = ...,
+        read_gb_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes", b"cache_bytes", "gb_per_s", b"gb_per_s", "gflops", b"gflops", "launch_s", b"launch_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes", b"cache_bytes", "gb_per_s", b"gb_per_s", "gflops", b"gflops", "launch_s", b"launch_s", "read_gb_per_s", b"read_gb_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -608,19 +612,23 @@ class Arithmetic(_message.Message):
 
     FLOPS_FIELD_NUMBER: _builtins.int
     IO_BYTES_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
     flops: _builtins.float
     """float32 operations; 0 = not known."""
     io_bytes: _builtins.int
     """Sizes of its distinct inputs and outputs in bytes; 0 = not known."""
+    written_bytes: _builtins.int
+    """Those of its outputs."""
     def __init__(
         self,
         *,
         flops: _builtins.float = ...,
         io_bytes: _builtins.int = ...,
+        written_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops", b"flops", "io_bytes", b"io_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops", b"flops", "io_bytes", b"io_bytes", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,7 +67,9 @@ class IngestPhase:
         operators, log = event.operators, self._context.store.log
         tasks = [OperatorTask(item.workload_hash, item.name, item.weight) for item in operators]
         log.add_workloads([(item.workload_hash, item.workload) for item in operators])
-        log.set_arithmetic({item.workload_hash: Arithmetic(item.flops, item.io_bytes) for item in operators})
+        log.set_arithmetic(
+            {item.workload_hash: Arithmetic(item.flops, item.io_bytes, item.written_bytes) for item in operators}
+        )
         self._context.store.models.save_ingested(key, IngestedModel(event.target, event.target_key, tasks))
 
 

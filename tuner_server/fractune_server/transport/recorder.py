@@ -327,7 +327,7 @@ def _read(written: Mapping[str, Any]) -> messages.Event:
         case messages.Ingested():
             read_attributes(event.target)
             for item in event.operators:
-                check_operator(item.name, item.weight, item.flops, item.io_bytes)
+                check_operator(item.name, item.weight, item.flops, item.io_bytes, item.written_bytes)
                 check_workload(item.workload_hash, item.workload)
         case messages.ModelTimed():
             _check_timed(event)

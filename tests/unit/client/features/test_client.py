@@ -197,7 +197,7 @@ def test_the_log_is_asked_exported_imported_and_pruned(
     assert server.filters[-1] == pb.RecordFilter(model="m", operator="conv", share="cpu:1", kind="trial", job="jobs/j1")
     assert (len(found), found.total, found[0], list(found)[1].record_id) == (2, 3, record("r0"), "r1")
     assert "fused_conv2d" in str(found.table)
-    unknown = {"gflops": None, "roof_part": None, "lost": None}
+    unknown = {"gflops": None, "roof_part": None, "memory_bound": None, "lost": None}
     assert found.table.rows[0] == {**record("r0").to_json(), "implementation": "", **unknown}
     path = tmp_path / "log.jsonl"
     assert client.log.export(path) == 3

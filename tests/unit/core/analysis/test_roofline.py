@@ -17,6 +17,7 @@ from fractune_core.analysis.roofline import (
     attainable_s,
     gflops,
     is_launch_bound,
+    is_memory_bound,
     raised,
     reached,
     roof_part,
@@ -29,13 +30,32 @@ STREAM = Arithmetic(flops=1e8, io_bytes=400_000_000)
 """1 ms of arithmetic, 40 ms of traffic"""
 
 amounts = st.floats(1.0, 1e13)
-roofs = st.builds(Roof, st.floats(0.1, 1e5), st.floats(0.1, 1e5), st.integers(0, 1 << 32))
-works = st.builds(Arithmetic, amounts, st.integers(1, 1 << 40))
+rates = st.floats(0.1, 1e5)
+roofs = st.builds(Roof, rates, rates, st.integers(0, 1 << 32), read_gb_per_s=rates)
+works = st.builds(Arithmetic, amounts, st.integers(1, 1 << 40), st.integers(0, 1 << 40))
 
 
 def test_the_slower_of_arithmetic_and_traffic_decides() -> None:
     assert attainable_s(CONVOLUTION, ROOF) == pytest.approx(0.02)
     assert attainable_s(STREAM, ROOF) == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(("written_bytes", "secs"), [(0, 0.02), (60_000_000, 0.029), (400_000_000 // 3, 0.04)])
+def test_the_bandwidth_goes_from_that_of_reads_to_that_of_the_triad(written_bytes: int, secs: float) -> None:
+    reading = replace(ROOF, read_gb_per_s=20.0)
+    work = replace(STREAM, written_bytes=written_bytes)
+    assert attainable_s(work, reading) == pytest.approx(secs)
+    assert attainable_s(replace(STREAM, written_bytes=400_000_000), reading) == pytest.approx(0.04)
+    assert reached(work, raised(work, reading, secs / 1.2), secs / 1.2) == pytest.approx(1.0)
+
+
+def test_the_limit_is_arithmetic_or_memory_and_may_not_be_known() -> None:
+    weights = replace(STREAM, flops=0.0)
+    works = (CONVOLUTION, STREAM, weights, Arithmetic(flops=1e5, io_bytes=4 << 20), None)
+    assert [is_memory_bound(work, ROOF, 0.05) for work in works] == [False, True, True, None, None]
+    assert is_memory_bound(STREAM, ROOF, 0.01) is None, "in doubt"
+    assert attainable_s(weights, ROOF) == pytest.approx(0.04)
+    assert raised(weights, ROOF, 0.035) == ROOF, "its operations are not known"
 
 
 def test_traffic_that_may_stay_in_the_cache_has_no_known_limit() -> None:
@@ -113,14 +133,16 @@ def test_no_unit_does_more_than_its_peak_at_the_attainable_time(work: Arithmetic
         assert work.io_bytes <= roof.cache_bytes
         return
     assert work.flops / least_s <= roof.gflops * 1e9 * (1 + 1e-9)
-    assert work.io_bytes / least_s <= roof.gb_per_s * 1e9 * (1 + 1e-9)
+    assert work.io_bytes / least_s <= max(roof.gb_per_s, roof.read_gb_per_s) * 1e9 * (1 + 1e-9)
     part = reached(work, roof, secs)
     assert (part is None) == (least_s / secs > DOUBTFUL)
 
 
 @given(works, roofs, st.floats(1.0, 10.0))
 def test_a_higher_roof_is_never_slower(work: Arithmetic, roof: Roof, factor: float) -> None:
-    higher = Roof(roof.gflops * factor, roof.gb_per_s * factor, roof.cache_bytes)
+    rates = (each * factor for each in (roof.gflops, roof.gb_per_s, roof.read_gb_per_s))
+    gflops, gb_per_s, read_gb_per_s = rates
+    higher = Roof(gflops, gb_per_s, roof.cache_bytes, read_gb_per_s=read_gb_per_s)
     before, after = attainable_s(work, roof), attainable_s(work, higher)
     if before is not None and after is not None:
         assert after <= before * (1 + 1e-9)

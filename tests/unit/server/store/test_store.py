@@ -59,11 +59,11 @@ class KeptContract(StoreContract):
     def test_of_a_roof_the_best_of_each_figure_is_kept(self, store: Store) -> None:
         assert store.roofs.of("device") == {}
         store.roofs.add("device", "cpu/1of2core", Roof(100.0, 8.0, 1 << 25))
-        store.roofs.add("device", "cpu/1of2core", Roof(90.0, 10.0, 1 << 25))
+        store.roofs.add("device", "cpu/1of2core", Roof(90.0, 10.0, 1 << 25, read_gb_per_s=12.0))
         store.roofs.add("device", "cpu/2of2core", Roof(180.0, 9.0, 1 << 25))
         store.roofs.add("other", "cpu/1of2core", Roof(1.0, 1.0, 1))
         assert store.roofs.of("device") == {
-            "cpu/1of2core": Roof(100.0, 10.0, 1 << 25),
+            "cpu/1of2core": Roof(100.0, 10.0, 1 << 25, read_gb_per_s=12.0),
             "cpu/2of2core": Roof(180.0, 9.0, 1 << 25),
         }
 

@@ -15,9 +15,9 @@ from fractune.features.tune.times_table import (
     time_table,
 )
 from fractune.server.job_status import JobStatus, OperatorStatus
-from fractune.text.text import disturbed_notes, ratio_text, time_text
+from fractune.text.text import disturbed_notes, ratio_text, roof_text, time_text
 from fractune_core.analysis.inside import BETWEEN, OTHERS
-from fractune_core.analysis.roofline import reached
+from fractune_core.analysis.roofline import is_memory_bound, reached
 from fractune_core.errors import one_line
 
 _KINDS: tuple[tuple[str, frozenset[str]], ...] = (
@@ -263,5 +263,8 @@ def _cells(job: JobStatus, row: _Row, longest: Mapping[str, float]) -> tuple[Cel
 
 
 def roof_cell(job: JobStatus, operator: OperatorStatus, share: str) -> Cell:
-    part = reached(operator.arithmetic, job.roofs.get(share), operator.best_s.get(share))
-    return Cell("-" if part is None else f"{part * 100:.0f} %", bar=None if part is None else 100 * min(part, 1.0))
+    limits = operator.arithmetic, job.roofs.get(share), operator.best_s.get(share)
+    part = reached(*limits)
+    return Cell(
+        roof_text(part, memory_bound=is_memory_bound(*limits)), bar=None if part is None else 100 * min(part, 1.0)
+    )

@@ -8,13 +8,16 @@ from typing import Any
 
 from fractune.server.job_status import OperatorMatch
 from fractune.text.rendering import Column, Table
-from fractune.text.text import gflops_text, percent_text, roof_notes, time_text
+from fractune.text.text import gflops_text, percent_text, roof_notes, roof_text, time_text
 from fractune_core.analysis.inside import Inside, slower_notes, why_slower
 from fractune_core.analysis.match import How
-from fractune_core.analysis.roofline import Arithmetic, Roof, from_memory_s, gflops, reached
+from fractune_core.analysis.roofline import Arithmetic, Roof, from_memory_s, gflops, is_memory_bound, reached
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import UNTUNED, Status, TuningRecord
 from fractune_core.shares import units_text
+
+_Speed = tuple[float | None, float | None, bool | None]
+"""GFLOP/s, the part of the roof, and whether the memory is that roof; None = not known"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def _match_json(each: OperatorMatch, roof: Roof | None, time: _Times) -> dict[st
     `implementation` has an empty name. `untuned_s` are seconds of the untuned default, where it is to be used and was
     measured at this share, else None. `inside_s` are seconds of all its runs in one inference.
     """
-    speed_gflops, roof_part = _speed(each, roof)
+    speed_gflops, roof_part, memory_bound = _speed(each, roof)
     return {
         "operator": each.operator.name,
         "weight": each.operator.weight,
@@ -72,6 +75,7 @@ def _match_json(each: OperatorMatch, roof: Roof | None, time: _Times) -> dict[st
         "reason": each.reason,
         "gflops": speed_gflops,
         "roof_part": roof_part,
+        "memory_bound": memory_bound,
         "implementation": each.record.implementation if each.record else None,
         "record": each.record.to_json() if each.record else None,
         "untuned_s": _untuned_s(each),
@@ -80,12 +84,16 @@ def _match_json(each: OperatorMatch, roof: Roof | None, time: _Times) -> dict[st
     }
 
 
-def _speed(each: OperatorMatch, roof: Roof | None) -> tuple[float | None, float | None]:
-    """GFLOP/s and the part of the roof, for a record of the same share."""
+def _speed(each: OperatorMatch, roof: Roof | None) -> _Speed:
+    """For a record of the same share."""
     if each.record is None or each.how != How.EXACT:
-        return None, None
-    work, time_s = each.operator.arithmetic, each.record.median_s
-    return gflops(work, time_s), reached(work, roof, time_s)
+        return None, None, None
+    return _speed_of(each.record, each.operator.arithmetic, roof)
+
+
+def _speed_of(record: TuningRecord, work: Arithmetic | None, roof: Roof | None) -> _Speed:
+    time_s = record.median_s
+    return gflops(work, time_s), reached(work, roof, time_s), is_memory_bound(work, roof, time_s)
 
 
 def _untuned_s(each: OperatorMatch) -> float | None:
@@ -112,8 +120,8 @@ def _times(each: OperatorMatch, roof: Roof | None, inside: Inside | None) -> _Ti
 
 def _match_cells(each: OperatorMatch, roof: Roof | None, time: _Times, *, has_inside: bool) -> tuple[str, ...]:
     regret = "not measured" if each.regret is None else percent_text(each.regret)
-    speed_gflops, roof_part = _speed(each, roof)
-    speeds = (gflops_text(speed_gflops), percent_text(roof_part))
+    speed_gflops, roof_part, memory_bound = _speed(each, roof)
+    speeds = (gflops_text(speed_gflops), roof_text(roof_part, memory_bound=memory_bound))
     once_s = None if time.inside_s is None else time.inside_s / time.calls
     inside = (f"{time_text(once_s)}{'+' if time.why_slower else ''}",) if has_inside else ()
     name = _named(each.operator.name, each.record)
@@ -126,8 +134,8 @@ def records_table(
 ) -> Table:
     """A row for each record.
 
-    `rows` are whole records, with `implementation`, `gflops`, `roof_part` and `lost`, None if not known. `arithmetic`
-    is that of known operators, by workload hash; `roofs` are those of known shares, by record id.
+    `rows` are whole records, with `implementation`, `gflops`, `roof_part`, `memory_bound` and `lost`, None if not
+    known. `arithmetic` is that of known operators, by workload hash; `roofs` are those of known shares, by record id.
     """
     columns = (
         *(Column("record", dispensable=9), Column("kind", dispensable=2), Column("operator", wraps_at=16)),
@@ -135,7 +143,9 @@ def records_table(
         *(Column("of its roof", dispensable=4), Column("spread", dispensable=1), Column("lost", dispensable=5)),
         *(Column("status", wraps_at=16), Column("candidate", dispensable=8)),
     )
-    speeds = [_record_speed(record, arithmetic, roofs) for record in records]
+    speeds = [
+        _speed_of(record, arithmetic.get(record.workload_hash), roofs.get(record.record_id)) for record in records
+    ]
     return Table(
         columns=columns,
         cells=tuple(map(_record_cells, records, speeds)),
@@ -145,12 +155,13 @@ def records_table(
                 "implementation": record.implementation,
                 "gflops": speed[0],
                 "roof_part": speed[1],
+                "memory_bound": speed[2],
                 "lost": _lost(record),
             }
             for record, speed in zip(records, speeds, strict=True)
         ),
         notes=roof_notes(
-            (part for record, (_, part) in zip(records, speeds, strict=True) if record.status is Status.OK),
+            (part for record, (_, part, _) in zip(records, speeds, strict=True) if record.status is Status.OK),
             _unit(records),
             has_roof=any(roof.has_rates for roof in roofs.values()),
         ),
@@ -162,25 +173,18 @@ def _unit(records: Sequence[TuningRecord]) -> str:
     return min((record.granted.unit for record in records), default="")
 
 
-def _record_speed(
-    record: TuningRecord, arithmetic: Mapping[str, Arithmetic], roofs: Mapping[str, Roof]
-) -> tuple[float | None, float | None]:
-    work = arithmetic.get(record.workload_hash)
-    return gflops(work, record.median_s), reached(work, roofs.get(record.record_id), record.median_s)
-
-
 def _named(operator: str, record: TuningRecord | None) -> str:
     """`fused_conv2d3_relu (winograd2)`: the operator, and its implementation unless that is the direct one."""
     return f"{operator} ({record.implementation})" if record and record.implementation else operator
 
 
-def _record_cells(record: TuningRecord, speed: tuple[float | None, float | None]) -> tuple[str, ...]:
+def _record_cells(record: TuningRecord, speed: _Speed) -> tuple[str, ...]:
     granted = f"{record.granted.units} of {units_text(record.granted.units_total, record.granted.unit)}"
     status = record.status.value if not record.cause else f"{record.status.value}: {record.cause}"
     spread = percent_text(record.spread) if record.status is Status.OK else "-"
     untuned = f" ({UNTUNED_VARIANT})" if record.trace == UNTUNED else ""
     names = (record.record_id, record.kind.value, _named(record.operator, record) + untuned, record.share, granted)
-    speeds = (gflops_text(speed[0]), percent_text(speed[1]))
+    speeds = (gflops_text(speed[0]), roof_text(speed[1], memory_bound=speed[2]))
     lost = percent_text(_lost(record))
     return *names, time_text(record.median_s), *speeds, spread, lost, status, record.candidate_id
 

@@ -67,7 +67,7 @@ def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
 def _rates_json(roof: Roof | None) -> dict[str, Any] | None:
     if roof is None or not roof.has_rates:
         return None
-    return {"gflops": roof.gflops, "gb_per_s": roof.gb_per_s, "cache_bytes": roof.cache_bytes}
+    return {name: value for name, value in roof.to_json().items() if name != "launch_s"}
 
 
 def _is_launch_bound(job: JobStatus, each: ShareResult) -> bool | None:
@@ -179,12 +179,13 @@ def operator_json(operator: OperatorStatus) -> dict[str, Any]:
         "best_s": dict(operator.best_s),
         "flops": None if work is None else work.flops or None,
         "io_bytes": None if work is None else work.io_bytes or None,
+        "written_bytes": None if work is None else work.written_bytes or None,
     }
 
 
 def operator_result_json(job: JobStatus, operator: OperatorStatus) -> dict[str, Any]:
-    """By share `implementation`, `gflops`, `inside_s`, `why_slower`, `roof_part` and `model_part` (fractions), and
-    `launch_bound`; null for what is not known, but an unknown implementation is absent.
+    """By share `implementation`, `gflops`, `inside_s`, `why_slower`, `roof_part` and `model_part` (fractions),
+    `memory_bound` and `launch_bound`; null for what is not known, but an unknown implementation is absent.
     """
     found = {each.share: operator_time(operator, each, job.roofs.get(each.share)) for each in job.results}
     measured = {share: time for share, time in found.items() if time is not None}
@@ -193,6 +194,7 @@ def operator_result_json(job: JobStatus, operator: OperatorStatus) -> dict[str, 
         "implementation": dict(operator.implementations),
         "gflops": {share: time.gflops for share, time in measured.items()},
         "roof_part": {share: time.roof_part for share, time in measured.items()},
+        "memory_bound": {share: time.memory_bound for share, time in measured.items()},
         "launch_bound": {share: time.launch_bound for share, time in measured.items()},
         "inside_s": {share: time.inside_s for share, time in measured.items()},
         "why_slower": {share: time.why_slower for share, time in measured.items()},

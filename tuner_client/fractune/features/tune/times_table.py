@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
 from fractune.text.rendering import Column, Table
-from fractune.text.text import disturbed_notes, gflops_text, launch_notes, marked_time, roof_notes, time_text
+from fractune.text.text import disturbed_notes, gflops_text, launch_notes, marked_time, roof_notes, roof_text, time_text
 from fractune_core.analysis.inside import BETWEEN, MACHINE, slower_notes, why_slower
-from fractune_core.analysis.roofline import Roof, from_memory_s, gflops, is_launch_bound, reached
+from fractune_core.analysis.roofline import Roof, from_memory_s, gflops, is_launch_bound, is_memory_bound, reached
 
 _LEAST_PART = 0.02
 """of the model, from which a call has a row of its own"""
@@ -42,6 +42,8 @@ class OperatorTime:
     """10^9 operations a second; None when not known"""
     roof_part: float | None
     """1.0 = as fast as the share's arithmetic and memory allow; None when not known"""
+    memory_bound: bool | None
+    """whether the memory limits it, and not the arithmetic; None when not known"""
     launch_bound: bool | None
     """whether it takes hardly longer than its launch; None when not known, as on a CPU"""
     from_memory_s: float | None
@@ -67,8 +69,8 @@ def operator_time(operator: OperatorStatus, result: ShareResult, roof: Roof | No
     work, launch_s = operator.arithmetic, None if roof is None else roof.launch_s
     once_s = from_memory_s(work, roof)
     memory_s = None if once_s is None else operator.weight * once_s
-    speeds = gflops(work, best_s), reached(work, roof, best_s), is_launch_bound(best_s, launch_s)
-    others = *speeds, memory_s, result.is_disturbed
+    limits = reached(work, roof, best_s), is_memory_bound(work, roof, best_s), is_launch_bound(best_s, launch_s)
+    others = gflops(work, best_s), *limits, memory_s, result.is_disturbed
     inside = result.inside
     if inside is None or not inside.whole_s:
         return OperatorTime(secs, None, secs / result.tuned_s, *others)
@@ -149,6 +151,11 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
                 results[0].granted.unit if results else "",
                 has_roof=any(each.share in job.roofs for each in results),
             ),
+            *(
+                f"memory: at {each.share} it gives reads alone {job.roofs[each.share].read_gb_per_s:.1f} GB/s"
+                for at, each in enumerate(results)
+                if any((time := found[key][at]) and time.memory_bound for key in shown)
+            ),
             *launch_notes(time.launch_bound for key in shown for time in found[key] if time),
             *disturbed_notes(results),
             *_disturbed_inside(results),
@@ -183,6 +190,7 @@ def _row(operator: OperatorStatus, result: ShareResult, time: OperatorTime) -> d
         "model_part": time.model_part,
         "gflops": time.gflops,
         "roof_part": time.roof_part,
+        "memory_bound": time.memory_bound,
         "launch_bound": time.launch_bound,
     }
 
@@ -225,7 +233,7 @@ def _time_columns(result: ShareResult) -> tuple[Column, ...]:
 def _time_cells(time: OperatorTime | None) -> tuple[str, ...]:
     if time is None:
         return "-", "", "", "", ""
-    roof = "" if time.roof_part is None else f"{time.roof_part * 100:.0f} %"
+    roof = "" if time.roof_part is None else roof_text(time.roof_part, memory_bound=time.memory_bound)
     speed = "" if time.gflops is None else gflops_text(time.gflops)
     secs = marked_time(time.secs, launch_bound=time.launch_bound)
     return (

@@ -109,8 +109,9 @@ workloads = Table(
     metadata,
     Column("workload_hash", _ID, primary_key=True),
     Column("json_zlib", LargeBinary, nullable=False),
-    Column("flops", Float, nullable=False, server_default="0"),  # 0 = unknown, also for io_bytes
+    Column("flops", Float, nullable=False, server_default="0"),  # 0 = unknown, also for the bytes
     Column("io_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("written_bytes", BigInteger, nullable=False, server_default="0"),
 )
 
 roofs = Table(
@@ -122,6 +123,7 @@ roofs = Table(
     Column("gb_per_s", Float, nullable=False),
     Column("cache_bytes", BigInteger, nullable=False),
     Column("launch_s", Float, nullable=False, server_default="0"),  # 0 = unknown, as of a CPU
+    Column("read_gb_per_s", Float, nullable=False, server_default="0"),
 )
 
 spaces = Table(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -66,7 +66,7 @@ class Ledger(Repository):
 _PAGE = 500
 
 
-_ARITHMETIC = select(workloads.c.workload_hash, workloads.c.flops, workloads.c.io_bytes).where(
+_ARITHMETIC = select(workloads.c.workload_hash, *(workloads.c[field.name] for field in fields(Arithmetic))).where(
     workloads.c.workload_hash.in_(NAMES)
 )
 """made once: building a statement takes longer than running it"""
@@ -199,8 +199,7 @@ class TuningLog(Repository):
         columns = workloads.c
         with self._database.write() as connection:
             for name, each in found.items():
-                values = {columns.flops: each.flops, columns.io_bytes: each.io_bytes}
-                connection.execute(update(workloads).where(columns.workload_hash == name).values(values))
+                connection.execute(update(workloads).where(columns.workload_hash == name).values(asdict(each)))
 
     def prune(self, chosen: RecordFilter, keep_best: int, *, dry_run: bool) -> tuple[int, int]:
         """Delete records that pass the filter, except the fastest of every operator, target, device and share.
@@ -266,7 +265,7 @@ class TuningLog(Repository):
         """The known arithmetic of these workloads, by workload hash."""
         with self._database.read() as connection:
             rows = rows_for(connection, _ARITHMETIC, dict.fromkeys(workload_hashes))
-            return {name: Arithmetic(flops, io_bytes) for name, flops, io_bytes in rows if flops or io_bytes}
+            return {name: Arithmetic(*figures) for name, *figures in rows if any(figures)}
 
     def totals(self) -> dict[RecordGroup, int]:
         """Numbers of records that were ever added to the log."""

@@ -176,12 +176,13 @@ def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> di
             "workload": write_workloads(prepared.workloads[operator.workload_hash]),
             "flops": 0.0 if operator.narrow else operator.flops,  # the roof is float32's
             "io_bytes": operator.io_bytes,
+            "written_bytes": operator.written_bytes,
         }
         for operator in prepared.operators
     ]
     with named(Path(path).name):
         for each in prepared.operators:
-            check_operator(each.name, each.weight, each.flops, each.io_bytes)
+            check_operator(each.name, each.weight, each.flops, each.io_bytes, each.written_bytes)
     return {"target": str(parsed), "target_key": target_key(parsed), "operators": operators}
 
 

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 import tvm
-from tvm import relax
+import tvm_ffi
+from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.s_tir import meta_schedule as ms
 
@@ -269,6 +270,8 @@ class Operator:
     """arithmetic operations of one run, as TVM estimates them; 0 = not known"""
     io_bytes: int
     """sizes of its arguments, inputs and outputs, each once; 0 = not known"""
+    written_bytes: int
+    """those of its outputs"""
     narrow: bool
     """whether an argument has elements of less than 4 bytes: then its arithmetic may be faster than float32's"""
 
@@ -381,18 +384,25 @@ def described(name: str, weight: int, mod: tvm.IRModule) -> Operator:
         workload_hash=workload_hash(text),
         workload_json=text,
         flops=_flops(mod),
-        io_bytes=sum(count * element_bytes for count, element_bytes in arguments),
-        narrow=any(element_bytes < _FLOAT32_BYTES for _, element_bytes in arguments),
+        io_bytes=sum(count * element_bytes for count, element_bytes, _ in arguments),
+        written_bytes=sum(count * element_bytes for count, element_bytes, is_written in arguments if is_written),
+        narrow=any(element_bytes < _FLOAT32_BYTES for _, element_bytes, _ in arguments),
     )
 
 
-def _arguments(mod: tvm.IRModule) -> list[tuple[int, int]]:
-    """Elements of each argument, and bytes of an element; empty where a shape depends on data."""
+def _arguments(mod: tvm.IRModule) -> list[tuple[int, int, bool]]:
+    """Elements of each argument, bytes of one, and whether it is written; empty where a shape depends on data."""
     try:
         described = [info.as_json() for info in ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=True)]
     except (TypeError, ValueError):
         return []
-    return [(math.prod(map(int, shape)), element_bytes(dtype)) for _, dtype, shape in described]
+    main, stores = mod["main"], list[Any]()
+    tvm_ffi.structural_walk(main.body, (tirx.BufferStore, stores.append))
+    written = [any(each.buffer.same_as(param) for each in stores) for param in main.params]
+    return [
+        (math.prod(map(int, shape)), element_bytes(dtype), is_written)
+        for (_, dtype, shape), is_written in zip(described, written, strict=True)
+    ]
 
 
 def _flops(mod: tvm.IRModule) -> float:

@@ -1,6 +1,6 @@
 """The roof of a CPU share: the most arithmetic and the most memory traffic of its cores.
 
-Two kernels run again and again, each on all cores of the share at once. The fastest run counts, because a slow run is
+Three kernels run again and again, each on all cores of the share at once. The fastest run counts, because a slow run is
 not slowed by a limit of the share. A run is short, so that some runs have all cores to themselves even on a busy
 machine.
 
@@ -8,8 +8,9 @@ machine.
   A chain needs its last value for the next, so no compiler can leave out steps.
 - `triad`: STREAM's triad (McCalpin, 1995) in place, `y = x / 2 + y`, so that all moved bytes are counted. A store to
   another array would first read the line that it overwrites. It goes from array to array, over more than caches hold.
+- `read`: sums of the same arrays, because an operator with few rows reads its weights and writes almost nothing.
 
-Both are measured again later, the arithmetic each time and the memory a few times: co-runners or the clock may lower
+All are measured again later, the arithmetic each time and the memory a few times: co-runners or the clock may lower
 them for longer than one measurement.
 """
 
@@ -105,10 +106,12 @@ _FIRST_FMA_S = 0.08
 _NEXT_FMA_S = 0.01
 _SLICE_BYTES = 2 << 20
 """of an array, for each core"""
-_STREAM_BYTES = 96 << 20
-"""of all arrays: more than the part of a large processor's last-level cache that a share may count on"""
-_TRIAD_S = 0.04
-_TRIADS = 3
+_STREAM_BYTES, _MOST_STREAM_BYTES, _CACHES = 96 << 20, 512 << 20, 4
+"""of all arrays: so many last-level caches, but no more than fits into a small container"""
+_SUMS = 8
+"""side by side: one alone would wait for its last addition"""
+_STREAM_S = 0.04
+_STREAMS = 3
 """The first measurements include the memory. Later ones leave it out: its arrays take long to fill."""
 _FLOAT32_BYTES = 4
 
@@ -123,38 +126,48 @@ class CpuRoof:
         self._chains = self._unit.registers - _SPARE_REGISTERS
         self._steps = _FMAS // self._chains * math.ceil(self._cores / 4)
         self._fma_s = _FIRST_FMA_S
-        self._triads_left = _TRIADS
+        self._streams_left = _STREAMS
         self._best = Roof(0.0, 0.0, last_cache_bytes() or _STREAM_BYTES)
         # Built at once: a process that measures candidates may write no file.
         lanes = self._unit.lanes
-        triad = _triad(self._cores, _SLICE_BYTES // (_FLOAT32_BYTES * lanes), lanes)
-        fma = _fma(self._cores, self._chains, lanes, self._steps)
-        kernels = load_objects([build_object(tvm.IRModule({"fma": fma, "triad": triad}), target)])
+        self._length = _SLICE_BYTES // (_FLOAT32_BYTES * lanes)
+        functions = {
+            "fma": _fma(self._cores, self._chains, lanes, self._steps),
+            "triad": _triad(self._cores, self._length, lanes),
+            "read": _read(self._cores, self._length // _SUMS, lanes),
+        }
+        kernels = load_objects([build_object(tvm.IRModule(functions), target)])
         self._triad: Callable[..., object] = kernels["triad"]
+        self._read: Callable[..., object] = kernels["read"]
         arguments = map(processor.tensor, (_halves(lanes), _halves(self._cores, self._chains, lanes)))
         self._run_fma = partial(kernels["fma"], *arguments)
 
     def measure(self) -> Roof:
-        """The best of all measurements so far. The first takes half a second. The next two take 0.1 s with
+        """The best of all measurements so far. The first takes half a second. The next two take 0.2 s with
         the memory, and later ones 10 ms.
         """
-        gb_per_s = self._gb_per_s() if self._triads_left else 0.0
-        self._best = self._best.raised_to(Roof(self._gflops(self._fma_s), gb_per_s, 0))
-        self._fma_s, self._triads_left = _NEXT_FMA_S, max(0, self._triads_left - 1)
+        gb_per_s, read_gb_per_s = self._bandwidths() if self._streams_left else (0.0, 0.0)
+        roof = Roof(self._gflops(self._fma_s), gb_per_s, 0, read_gb_per_s=read_gb_per_s)
+        self._best = self._best.raised_to(roof)
+        self._fma_s, self._streams_left = _NEXT_FMA_S, max(0, self._streams_left - 1)
         return self._best
 
     def _gflops(self, within_s: float) -> float:
         operations = 2 * self._cores * self._chains * self._unit.lanes * self._steps
         return operations / _fastest_s([self._run_fma], within_s) / 1e9
 
-    def _gb_per_s(self) -> float:
-        """The arrays are freed at the end: later measurements need the memory."""
-        lanes, length = self._unit.lanes, _SLICE_BYTES // (_FLOAT32_BYTES * self._unit.lanes)
-        halves = _halves(self._cores, length, lanes)
-        pairs = math.ceil(_STREAM_BYTES / (2 * _SLICE_BYTES * self._cores))
-        tensor = self._processor.tensor
-        triad_s = _fastest_s([partial(self._triad, tensor(halves), tensor(halves)) for _ in range(pairs)], _TRIAD_S)
-        return 3 * self._cores * _SLICE_BYTES / triad_s / 1e9
+    def _bandwidths(self) -> tuple[float, float]:
+        """10^9 bytes a second of the triad, and of reads alone. The arrays are freed at the end: later measurements
+        need the memory.
+        """
+        lanes, tensor = self._unit.lanes, self._processor.tensor
+        halves, sums = _halves(self._cores, self._length, lanes), tensor(_halves(self._cores, _SUMS, lanes))
+        bytes_in_all = min(max(_STREAM_BYTES, _CACHES * self._best.cache_bytes), _MOST_STREAM_BYTES)
+        pairs = math.ceil(bytes_in_all / (2 * halves.nbytes))
+        arrays = [(tensor(halves), tensor(halves)) for _ in range(pairs)]
+        triad_s = _fastest_s([partial(self._triad, *pair) for pair in arrays], _STREAM_S)
+        read_s = _fastest_s([partial(self._read, each, sums) for pair in arrays for each in pair], _STREAM_S)
+        return 3 * halves.nbytes / triad_s / 1e9, halves.nbytes / read_s / 1e9
 
 
 def _fastest_s(runs: Sequence[Callable[[], object]], within_s: float) -> float:
@@ -212,3 +225,25 @@ def _triad(cores: int, length: int, lanes: int) -> Any:
                     y[core, place, lane] = x[core, place, lane] * tirx.float32(0.5) + y[core, place, lane]
 
     return triad
+
+
+def _read(cores: int, steps: int, lanes: int) -> Any:
+    @tirx.prim_func
+    def read(data_handle: tirx.handle, sums_handle: tirx.handle) -> None:
+        tirx.func_attr({"global_symbol": "read", "tirx.noalias": True})
+        data = tirx.match_buffer(data_handle, (cores, steps * _SUMS, lanes), "float32")
+        sums = tirx.match_buffer(sums_handle, (cores, _SUMS, lanes), "float32")
+        for core in tirx.parallel(cores):
+            registers = tirx.alloc_buffer((_SUMS, lanes), "float32", scope="local")
+            for vector in tirx.unroll(_SUMS):
+                for lane in tirx.vectorized(lanes):
+                    registers[vector, lane] = tirx.float32(0)
+            for step in tirx.serial(steps):
+                for vector in tirx.unroll(_SUMS):
+                    for lane in tirx.vectorized(lanes):
+                        registers[vector, lane] = registers[vector, lane] + data[core, step * _SUMS + vector, lane]
+            for vector in tirx.unroll(_SUMS):
+                for lane in tirx.vectorized(lanes):
+                    sums[core, vector, lane] = registers[vector, lane]
+
+    return read

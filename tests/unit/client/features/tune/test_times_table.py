@@ -107,12 +107,27 @@ def test_a_match_and_a_record_say_how_fast_they_are() -> None:
         (pytest.approx(50.0), pytest.approx(0.5)),
         (None, None),
     ]
-    assert "50.0 %" in found.cells[0]
+    assert "50 %" in found.cells[0]
     failed = record("bb", status=Status.RUN_FAILED, run_secs=())
     told = records_table([measured, failed], {"0123": WORK}, {"aa": ROOF, "bb": ROOF})
     assert [row["roof_part"] for row in told.rows] == [pytest.approx(0.5), None]
     assert told.rows[0]["gflops"] == pytest.approx(50.0)
     assert {**measured.to_json(), **told.rows[0]} == told.rows[0]
+
+
+def test_each_table_names_the_memory_where_that_is_the_roof() -> None:
+    """It is read at 20 GB/s, of which the operator takes half."""
+    work = Arithmetic(flops=1e6, io_bytes=20_000_000)
+    weights = operator("conv", 1, 2e-3, work)
+    roof, measured = replace(ROOF, read_gb_per_s=20.0), record(run_secs=(2e-3,) * 3)
+    exact = OperatorMatch(weights, "exact", 0.0, "measured here", measured)
+    tables = (
+        time_table(replace(job(weights), roofs={"cpu:1": roof})),
+        match_table([exact], roof),
+        records_table([measured], {"0123": work}, {"aa": roof}),
+    )
+    assert "memory: at cpu:1 it gives reads alone 20.0 GB/s" in tables[0].notes
+    assert all("memory 50 %" in each.cells[0] and each.rows[0]["memory_bound"] is True for each in tables)
 
 
 def test_more_than_the_roof_comes_with_the_reason() -> None:

@@ -49,6 +49,7 @@ def test_operations_are_told_of_float32_alone_and_bytes_of_all(
 ) -> None:
     (operator,) = ingest(product(tmp_path / "m.onnx", element), {}, "", host_cpu())["operators"]
     assert operator["io_bytes"] == element_bytes * (ROWS * INNER + INNER * COLUMNS + ROWS * COLUMNS)
+    assert operator["written_bytes"] == element_bytes * ROWS * COLUMNS
     assert operator["flops"] == (2 * ROWS * INNER * COLUMNS if element_bytes == 4 else 0)
 
 

@@ -50,6 +50,7 @@ def test_the_peak_is_above_any_product_of_matrices_and_below_what_silicon_does(r
 
 def test_the_bandwidth_is_that_of_a_memory(roof: Roof) -> None:
     assert 0.2 < roof.gb_per_s < 5000
+    assert roof.gb_per_s / 4 < roof.read_gb_per_s < 4 * roof.gb_per_s
     assert roof.cache_bytes > 0
 
 
@@ -62,10 +63,10 @@ def test_steps_that_are_asked_for_are_taken(roof: Roof, monkeypatch: pytest.Monk
 def test_the_best_of_all_measurements_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     found, speeds = CpuRoof(TARGET, PROCESSOR), iter([50.0, 25.0, 100.0, 75.0])
     monkeypatch.setattr(found, "_gflops", lambda _within_s: next(speeds))
-    bandwidths = iter([10.0, 30.0, 20.0])
-    monkeypatch.setattr(found, "_gb_per_s", lambda: next(bandwidths))
+    bandwidths = iter([(10.0, 9.0), (30.0, 8.0), (20.0, 7.0)])
+    monkeypatch.setattr(found, "_bandwidths", lambda: next(bandwidths))
     first = found.measure()
-    assert (first.gflops, first.gb_per_s) == (50.0, 10.0)
+    assert (first.gflops, first.gb_per_s, first.read_gb_per_s) == (50.0, 10.0, 9.0)
     assert found.measure() == replace(first, gb_per_s=30.0)
     assert found.measure() == replace(first, gflops=100.0, gb_per_s=30.0)
     assert found.measure() == replace(first, gflops=100.0, gb_per_s=30.0)  # the memory is not measured again

@@ -47,7 +47,7 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
         "tuned_s": 2e-3,
         "timed_by": "jobs/j1",
         "timed_at": None,
-        "roof": {"gflops": 20.0, "gb_per_s": 10.0, "cache_bytes": 1 << 25},
+        "roof": {"gflops": 20.0, "gb_per_s": 10.0, "cache_bytes": 1 << 25, "read_gb_per_s": 12.0},
         "launch_s": None,
         "launch_bound": None,
         "operators_s": 6e-3,
@@ -65,6 +65,7 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
     assert (operator["flops"], operator["io_bytes"]) == (2e7, 1 << 20)
     assert operator["gflops"] == pytest.approx({"cpu:1": 10.0, "cpu:2": 20.0})
     assert operator["roof_part"] == {"cpu:1": pytest.approx(0.5), "cpu:2": None}
+    assert operator["memory_bound"] == {"cpu:1": False, "cpu:2": None}
     assert operator["model_part"] == pytest.approx({"cpu:1": 3.0, "cpu:2": 3.0})
     assert Path(result["bundle"]).read_bytes() == bundle_bytes()
 

@@ -84,6 +84,7 @@ def upgrade() -> None:
         sa.Column("json_zlib", sa.LargeBinary, nullable=False),
         sa.Column("flops", sa.Float, nullable=False, server_default="0"),
         sa.Column("io_bytes", sa.BigInteger, nullable=False, server_default="0"),
+        sa.Column("written_bytes", sa.BigInteger, nullable=False, server_default="0"),
     )
     op.create_table(
         "roofs",
@@ -93,6 +94,7 @@ def upgrade() -> None:
         sa.Column("gb_per_s", sa.Float, nullable=False),
         sa.Column("cache_bytes", sa.BigInteger, nullable=False),
         sa.Column("launch_s", sa.Float, nullable=False, server_default="0"),
+        sa.Column("read_gb_per_s", sa.Float, nullable=False, server_default="0"),
     )
     op.create_table(
         "spaces",
