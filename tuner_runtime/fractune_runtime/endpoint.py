@@ -36,6 +36,8 @@ LATENCY_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5
 """of the histogram of latencies"""
 MOST_WAITING = 1024
 """requests in the queue and in work; more are refused"""
+MODEL_NAME = "model"
+"""in answers, and in the paths of servers"""
 _MOST_AXES = 32
 
 
@@ -93,8 +95,10 @@ class Endpoint:
 
     async def infer(self, request: Any) -> dict[str, Any]:
         """The answer to a request of the Open Inference Protocol, both as JSON objects. Raises BadRequest and Busy."""
-        outputs = await self.answer(arrays_in(request))
-        return {"outputs": [described(name, array) for name, array in outputs.items()]}
+        inputs, wanted = arrays_in(request), self._wanted(request)
+        outputs = await self.answer(inputs)
+        same_id = {"id": request["id"]} if "id" in request else {}
+        return {"model_name": MODEL_NAME, **same_id, "outputs": [described(name, outputs[name]) for name in wanted]}
 
     async def infer_json(self, request: Any) -> bytes:
         """As `infer`, of a request's body or of the JSON in it. The answer is text; NaN and infinity are null there."""
@@ -162,6 +166,17 @@ class Endpoint:
         """The variant in use, its threads, and why."""
         return self._runs.choice
 
+    def _wanted(self, request: dict[str, Any]) -> list[str]:
+        """The names of the outputs that a request names, by default of all. Raises BadRequest, also for a wrong id."""
+        if not isinstance(request.get("id", ""), str):
+            raise BadRequest("the request's 'id' is not a text")
+        names, given = [spec.name for spec in self.outputs], request.get("outputs") or []
+        each_of = given if isinstance(given, list) else [given]
+        wanted = [each.get("name") if isinstance(each, dict) else None for each in each_of]
+        if not all(each in names for each in wanted):
+            raise BadRequest(f"'outputs' is not a list of outputs of the model, which are {', '.join(names)}")
+        return list(map(str, wanted)) or names
+
     def _answered(
         self, answer: Future[dict[str, Array]], inputs: Mapping[str, Array], began: float, running: Future[list[Array]]
     ) -> None:
@@ -192,7 +207,10 @@ def arrays_in(request: Any) -> dict[str, Array]:
     inputs = request.get("inputs") if isinstance(request, dict) else None
     if not isinstance(inputs, list):
         raise BadRequest("the request has no list 'inputs'")
-    return dict(map(array_in, inputs))
+    arrays = dict(map(array_in, inputs))
+    if len(arrays) < len(inputs):
+        raise BadRequest("the request has two inputs of one name")
+    return arrays
 
 
 def array_in(tensor: Any) -> tuple[str, Array]:
@@ -204,7 +222,9 @@ def array_in(tensor: Any) -> tuple[str, Array]:
         raise BadRequest("an input of the request has no 'name'")
     dtype, shape = TYPES.get(str(tensor.get("datatype"))), tensor.get("shape")
     if dtype is None or dtype == "bfloat16":
-        raise BadRequest(f"input {shortened(name, 60)!r}: 'datatype' is none that JSON can hold, such as FP32 or INT64")
+        raise BadRequest(
+            f"input {shortened(name, 60)!r}: 'datatype' is not a type of numbers in JSON, such as FP32 or INT64"
+        )
     if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(type(each) is int for each in shape):
         raise BadRequest(f"input {shortened(name, 60)!r}: 'shape' is not a list of at most {_MOST_AXES} sizes")
     array = _numbers(shortened(name, 60), tensor.get("data"), np.dtype(dtype))

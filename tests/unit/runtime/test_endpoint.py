@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from fractune.features.shapes.join import join
 from fractune_core.errors import BadRequest
-from fractune_runtime.endpoint import Busy, Endpoint
+from fractune_runtime.endpoint import Busy, Endpoint, described
 from fractune_runtime.loading import load
 from tests.unit.conftest import Small
 
@@ -110,12 +110,26 @@ def test_more_than_may_wait_is_refused(batches: Path, monkeypatch: pytest.Monkey
         ({"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1], "data": [-1]}]}, "not numbers"),
         ({"inputs": [{"name": "x", "datatype": "BOOL", "shape": [1], "data": ["no"]}]}, "not numbers"),
         ({"inputs": [{"name": "x", "datatype": "FP16", "shape": [1], "data": [1e9]}]}, "float16 does not hold"),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}] * 2}, "two inputs of one name"),
+        ({"inputs": [], "id": 7}, "'id' is not a text"),
+        ({"inputs": [], "outputs": [{"name": "other"}]}, "outputs of the model, which are"),
+        ({"inputs": [], "outputs": "all"}, "outputs of the model, which are"),
         ({"inputs": [{"name": "strange", "datatype": "FP32", "shape": [1], "data": [1]}]}, "strange"),
     ],
 )
 def test_a_wrong_request_is_named(small: Small, request_json: Any, complaint: str) -> None:
     with Endpoint(small.bundle) as endpoint, pytest.raises(BadRequest, match=complaint):
         asyncio.run(endpoint.infer(request_json))
+
+
+def test_an_answer_has_the_id_of_its_request_and_the_outputs_that_it_names(encoders: Path) -> None:
+    given = [described(name, array) for name, array in text(0).items()]
+    with Endpoint(encoders / "encoder-1x16.fractune") as endpoint:
+        name = endpoint.outputs[-1].name
+        whole = asyncio.run(endpoint.infer({"inputs": given}))
+        answer = asyncio.run(endpoint.infer({"id": "seven", "inputs": given, "outputs": [{"name": name}]}))
+    assert [each["name"] for each in whole["outputs"]] == [spec.name for spec in endpoint.outputs]
+    assert answer == {"model_name": "model", "id": "seven", "outputs": whole["outputs"][-1:]}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ class Body(BaseModel):
     """FastAPI reads it, and answers 422 to what is not such JSON. LitServe itself would answer 500."""
 
     inputs: list[Any]
+    outputs: list[Any] = []
+    id: str = ""
 
 
 class Bundle(litserve.LitAPI):
@@ -28,7 +30,7 @@ class Bundle(litserve.LitAPI):
         start_http_server(_metrics_port(), serving.HOST)
 
     def decode_request(self, request: Body) -> dict[str, Any]:
-        return {"inputs": request.inputs}
+        return request.model_dump(exclude_unset=True)
 
     async def predict(self, request: dict[str, Any]) -> Response:
         return Response(*await serving.answered(self.endpoint, request), media_type=serving.JSON)
