@@ -152,9 +152,10 @@ class Log:
         found = self.query(limit=_FOUND_AMONG, fastest=fastest, page=page, **filters)
         record = next((each for each in found if each.record_id == record_id), None)
         if record is None:
+            first = f"first {_FOUND_AMONG} of the " if found.total > _FOUND_AMONG else ""
+            remedy = "name its job and operator" if first else "'fractune log show --json' has the ids"
             raise NotFound(
-                f"record '{record_id}' is not among the first {_FOUND_AMONG} of {found.total} that pass the filters; "
-                "name its job and operator"
+                f"record '{record_id}' is not among the {first}{found.total} that pass the filters; {remedy}"
             )
         return record
 
