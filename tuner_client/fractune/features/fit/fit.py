@@ -22,7 +22,7 @@ from fractune.text.text import parse_millicores, parse_rate_per_s, parse_time_s
 from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
 from fractune_core.analysis.cpu_limits.fitting import fit as fit_services
 from fractune_core.errors import BadRequest, one_line
-from fractune_core.files.bundles import is_bundle
+from fractune_core.files.bundles import SUFFIX, is_bundle
 from fractune_core.model_inputs import Inputs, as_shapes
 from fractune_core.named_sizes import Sizes
 
@@ -186,9 +186,9 @@ def fit(
     if server:
         check_server(server, server_python)
         check_limits("--server")
-        if not is_bundle(path):
+        if path.suffix != SUFFIX and not is_bundle(path):
             raise BadRequest(f"--server serves a bundle, and {path.name} is none; tune the model first")
-    is_model = path.is_file() and not is_bundle(path)
+    is_model = path.is_file() and path.suffix != SUFFIX and not is_bundle(path)
     if sizes and not is_model:
         raise BadRequest(f"sizes: those of {path.name} were fixed when it was made; leave them out")
     shapes = as_shapes((settled_once(path, inputs, sizes) if is_model else inputs) or {})

@@ -17,7 +17,7 @@ from fractune_core.cpu_limits import powers_of_two
 from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files import compared
-from fractune_core.files.bundles import Bundle, is_bundle
+from fractune_core.files.bundles import SUFFIX, Bundle, is_bundle
 from fractune_core.host.cgroups import cpu_quota
 from fractune_core.share_kinds import CPU
 
@@ -68,7 +68,7 @@ def measure(
     Raises BadModel, BadBundle, BadRequest, ShareUnavailable, FractuneError where a runtime is not installed.
     """
     cores = usable_cores()
-    if is_bundle(path):
+    if is_bundle(path) or path.suffix == SUFFIX:  # a missing or torn one is named as such
         runtime, threads = FRACTUNE, _threads_of(path, cores)
         if shapes:
             raise BadRequest(f"inputs: the shapes of {path.name} were fixed when it was made; leave them out")

@@ -89,5 +89,7 @@ def test_models_that_cannot_be_timed_are_refused(tmp_path: Path) -> None:
         measure(write_bundle(tmp_path, "cpu", 1), {"x": [1]}, lambda _: None)
     with pytest.raises(BadRequest, match=r"^--runtime is for ONNX files, and m\.fractune is a bundle; leave it out"):
         measure(write_bundle(tmp_path, "cpu", 1), {}, lambda _: None, OPENVINO)
+    with pytest.raises(BadBundle, match=r"none\.fractune: no such file; fractune tune MODEL makes a bundle"):
+        measure(tmp_path / "none.fractune", {}, lambda _: None)
     with pytest.raises(BadModel, match="no such model file"):
         measure(tmp_path / "none.onnx", {}, lambda _: None)
