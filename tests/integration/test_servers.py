@@ -19,6 +19,7 @@ from fractune.features.shapes.join import join
 from fractune.local.model_server import SERVERS, ModelServer, request_of, serving
 from fractune_runtime.serving import MOST_BODY_BYTES
 from tests.support.paths import REPOSITORY
+from tests.support.processes.redis_process import wait_until
 from tests.support.processes.server_environments import python_of
 
 REQUESTS = 16
@@ -83,11 +84,13 @@ def test_a_server_answers_as_onnx_runtime_does_and_drains(
         assert server.post(requests[0])[0] == 200
         if name == "kserve":
             check_triton_client(server, wheel, outputs)
+        started = server.processes()
         under_way = [clients.submit(server.post, request) for request in requests]
         next(as_completed(under_way))  # the others wait for the model by now
         code = server.end()
         assert [each.result()[0] for each in under_way] == [200] * REQUESTS
         assert code in {0, -signal.SIGTERM}, server.log.read_text()
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
 
 
 def text_of(seed: int) -> dict[str, np.ndarray[Any, Any]]:

@@ -3,6 +3,9 @@
 BUNDLE=model.fractune PORT=8080 METRICS_PORT=9090 python -m fractune_runtime.serving.litserve
 """
 
+import os
+import signal
+from functools import partial
 from typing import Any
 
 import litserve
@@ -40,9 +43,15 @@ def _metrics_port() -> int:
     return serving.port("METRICS_PORT", 9090)
 
 
+def _end(main: int, *_: object) -> None:
+    """LitServe ends its processes at Ctrl-C alone; at SIGTERM the others would go on serving. They inherit this."""
+    raise KeyboardInterrupt if os.getpid() == main else SystemExit
+
+
 if __name__ == "__main__":
     serving.settings()
     _metrics_port()
+    signal.signal(signal.SIGTERM, partial(_end, os.getpid()))
     # One worker: the endpoint fills the limit of its process by replicas of its own, which share the weights.
     api = Bundle(enable_async=True, api_path="/v2/models/model/infer")
     server = litserve.LitServer(
