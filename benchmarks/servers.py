@@ -98,9 +98,10 @@ def _measured(
         servers = {}
         for way, file in files.items():
             confine, threads = stack.enter_context(_confinement(share, way))
-            env = {"ONNX_THREADS": str(threads), "PYTHONPATH": str(_PEER_PATH)} if way == PEER else {}
+            peer = {"ONNX_MODEL": str(file), "ONNX_THREADS": str(threads), "PYTHONPATH": str(_PEER_PATH)}
+            env = peer if way == PEER else {}
             log = folder / f"{name}-{way}.log"
-            servers[way] = stack.enter_context(serving(name, python, file, log, env=env, confine=confine))
+            servers[way] = stack.enter_context(serving(name, python, files[OURS], log, env=env, confine=confine))
         asking = stack.enter_context(clients())
         loops = {}
         for way, server in servers.items():

@@ -1,7 +1,7 @@
 """Puts ONNX Runtime into the place of a bundle, in each Python process that has this folder on its path.
 
 The servers stay as they are: the same queue, metrics and protocol are around either runtime.
-BUNDLE names the ONNX file, and ONNX_THREADS the threads of its session, which do not spin.
+ONNX_MODEL names the ONNX file, and ONNX_THREADS the threads of its session, which do not spin. BUNDLE is only checked.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ class OnnxRuns:
     replicas = 1
     choice = SimpleNamespace(variant="onnxruntime", threads=0)
 
-    def __init__(self, path: str | os.PathLike[str], _: Mapping[str, Any]) -> None:
+    def __init__(self, _path: str | os.PathLike[str], _options: Mapping[str, Any]) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = int(os.environ["ONNX_THREADS"])
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._session = onnxruntime.InferenceSession(
+            os.environ["ONNX_MODEL"], options, providers=["CPUExecutionProvider"]
+        )
         self.inputs, self.outputs = self._session.get_inputs(), self._session.get_outputs()
         self._thread = ThreadPoolExecutor(1)
 
