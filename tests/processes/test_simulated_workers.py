@@ -65,7 +65,7 @@ class Process:
         self.child = Child()
         self._known: set[str] = set()
 
-    def learn(self, workload_hash: str, _target: str, load: Callable[[], str]) -> list[Any]:
+    def learn(self, workload_hash: str, _target: str, load: Callable[[], str], _tenant: str) -> list[Any]:
         if workload_hash not in self._known:
             self._known.add(workload_hash)
             load()

@@ -71,4 +71,4 @@ def test_without_tvm_the_command_says_what_to_install(
     assert main(["log", "code", *at]) == 1
     assert "install 'fractune[local]'" in only_line(capsys.readouterr().err)
     assert main(["log", "code", "r9", *at]) == 9
-    assert "name its job and operator" in only_line(capsys.readouterr().err)
+    assert "'r9' is not among the 1 that pass" in only_line(capsys.readouterr().err)
