@@ -36,7 +36,7 @@ setup-triton: setup
 demo: setup
 	$(BIN)/python examples/demo.py
 
-# Most tests share the cores, two more files at a time than there are cores: many tests wait for processes. Those that
+# Most tests share the cores, four more files at a time than there are cores: many tests wait for processes. Those that
 # measure for real come after them: two files at a time, one of which measures while the other waits for its turn, or for
 # something else. tests/support/order.py says in which order the files run.
 SIDE_BY_SIDE := -n $(shell expr $$(nproc) + 4) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
