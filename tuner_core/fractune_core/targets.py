@@ -257,5 +257,5 @@ _BY_KIND: dict[str, dict[str, _Form]] = {
         "l2_cache_size_bytes": _whole(0, 1 << 40),
     },
 }
-"""Each attribute that TVM 0.27 reads of a target, and that decides nothing but the code. There is no command line
-(`cl-opt`, `opt-level`), no library (`libs`), no other compiler (`host`), no other way to compile (`jit`)."""
+"""Each attribute that TVM 0.27 reads of a target, and that decides nothing but the code. So LLVM's command line
+(`cl-opt`, `opt-level`), libraries (`libs`), other compilers (`host`) and other ways to compile (`jit`) are left out."""

@@ -283,9 +283,9 @@ class MpsDaemon:
         partition = next((partition for partition in self.control.partitions() if partition.is_called(named)), None)
         if partition is None:
             raise ShareUnavailable(
-                f"{cuda.MPS_PARTITION}='{named}' is no partition of the MPS daemon at {self.pipe_dir}; set it to one "
-                f"that `echo lspart | {cuda.PROGRAM}` lists, or unset {cuda.MPS_PIPE_DIRECTORY} to have a daemon "
-                "started"
+                f"{cuda.MPS_PARTITION}='{named}' does not name a partition of the MPS daemon at {self.pipe_dir}; set "
+                f"it to one that `echo lspart | {cuda.PROGRAM}` lists, or unset {cuda.MPS_PIPE_DIRECTORY} to have a "
+                "daemon started"
             )
         if partition.chunks != chunks:
             raise ShareUnavailable(

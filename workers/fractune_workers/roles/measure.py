@@ -155,7 +155,7 @@ class Measurer(Role):
         ]
         if work.round.validates and is_validation:
             trials = [trial_of(work, record) for record in records if record.trace != UNTUNED]
-            # The trials last: with them the round ends. What was not built is no finalist.
+            # The trials come last, because they end the round. A candidate that was not built cannot be a finalist.
             records = [*(record for record in records if record.candidate_id in batch.codes), *trials]
         transaction.events(work.reply, (_measured(work, record) for record in records))
         if roof is not None:

@@ -303,7 +303,7 @@ def test_a_partition_is_refused_unless_daemon_cuda_and_kernel_agree(
 def test_without_a_partition_a_static_daemon_lets_nobody_in(become: Become, monkeypatch: pytest.MonkeyPatch) -> None:
     become(mps_sm())
     monkeypatch.delenv(MPS_PARTITION)
-    with pytest.raises(ShareUnavailable, match="is no partition"):
+    with pytest.raises(ShareUnavailable, match="does not name a partition"):
         mps_sm().enter()
     with pytest.raises(DriverFailed, match="915"):
         mps_sm().verify()

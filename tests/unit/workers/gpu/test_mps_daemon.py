@@ -534,7 +534,7 @@ def test_a_joined_daemons_partition_is_named_by_the_environment(host: Host, monk
     own = host.own(static=True)
     partition = own.take_partition(4)
     joined = host.joined()
-    with pytest.raises(ShareUnavailable, match="='' is no partition"):
+    with pytest.raises(ShareUnavailable, match="='' does not name a partition"):
         joined.take_partition(4)
     monkeypatch.setenv("CUDA_MPS_SM_PARTITION", partition)
     assert joined.take_partition(4) == partition

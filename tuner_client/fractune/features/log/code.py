@@ -75,8 +75,11 @@ def code_of(rpc: RpcClient, record: TuningRecord) -> ScheduleCode:
         builder.stop()
     if built.status is not Status.OK:
         raise FractuneError(f"record {record.record_id} cannot be built here: {built.cause}")
-    texts = json.loads(built.code)
-    return ScheduleCode(decisions_text(record.trace), texts["tir"], texts["assembly"])
+    try:
+        texts = json.loads(built.code)
+        return ScheduleCode(decisions_text(record.trace), texts["tir"], texts["assembly"])
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise FractuneError(f"record {record.record_id}: the builder gave no readable code; try again") from error
 
 
 def _program(rpc: RpcClient, record: TuningRecord) -> str:

@@ -116,7 +116,7 @@ def test_a_match_and_a_record_say_how_fast_they_are() -> None:
 
 
 def test_each_table_names_the_memory_where_that_is_the_roof() -> None:
-    """It is read at 20 GB/s, of which the operator takes half."""
+    """It is read at 20 GB/s, and the operator reads at half of that."""
     work = Arithmetic(flops=1e6, io_bytes=20_000_000)
     weights = operator("conv", 1, 2e-3, work)
     roof, measured = replace(ROOF, read_gb_per_s=20.0), record(run_secs=(2e-3,) * 3)
