@@ -21,7 +21,8 @@ import redis
 from fractune_core.fleet.signed_messages import seal_worker
 from fractune_core.fleet.worker_entries import put_entry
 from fractune_core.records import Status, candidate_id
-from fractune_workers.builder_process import BuiltCandidate
+from fractune_workers.builder_process import BuilderProcess, BuiltCandidate
+from fractune_workers.child import Child, Preemption
 from fractune_workers.context import WorkerContext
 from fractune_workers.entry import WorkHandler
 from fractune_workers.locks.core_locks import CoreLocks
@@ -137,7 +138,7 @@ class Rates:
         time.sleep(secs / self.speed)
 
 
-class SimulatedChild:
+class SimulatedChild(Child):
     """In place of the process that searches, or that builds."""
 
     def __init__(self, rates: Rates) -> None:
@@ -146,13 +147,15 @@ class SimulatedChild:
         self._numbers = itertools.count()
 
     @contextlib.contextmanager
-    def preemptible_by(self, _hold: Any) -> Iterator[None]:
+    def preemptible_by(self, hold: Preemption) -> Iterator[None]:
+        del hold
         yield
 
     def stop(self) -> None:
         pass
 
-    def call(self, method: str, _timeout_s: float, **payload: Any) -> Any:
+    def call(self, method: str, timeout_s: float, **payload: Any) -> Any:
+        del timeout_s
         name = payload["workload_hash"]
         if method == "knows":
             return name in self._known
@@ -165,17 +168,17 @@ class SimulatedChild:
         return None
 
 
-class SimulatedBuilder:
+class SimulatedBuilder(BuilderProcess):
     """In place of a builder's process."""
 
     def __init__(self, rates: Rates) -> None:
         self.child = SimulatedChild(rates)
         self._rates = rates
 
-    def learn(self, _workload_hash: str, _target: str, _load: Callable[[], str]) -> list[Any]:
+    def learn(self, *_args: Any, **_options: Any) -> list[Any]:
         return []
 
-    def build(self, *_args: Any) -> BuiltCandidate:
+    def build(self, *_args: Any, **_options: Any) -> BuiltCandidate:
         self._rates.build()
         # Different code each time: a simulated kernel's time follows from it.
         return BuiltCandidate(Status.OK, "", os.urandom(_CODE_BYTES), "", self._rates.build_s, {})

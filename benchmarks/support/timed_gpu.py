@@ -51,8 +51,6 @@ class TimedGpu(SimulatedGpuMachine):
 
 
 class TimedSession(SimulatedSession):
-    fault_epochs, generation, loss_allowed = 0, 1, 1.0
-
     def __init__(self, gpu: TimedGpu, number: int, share: Share, cores: list[int]) -> None:
         super().__init__(gpu, number, share, cores)
         self._gpu = gpu
@@ -61,13 +59,15 @@ class TimedSession(SimulatedSession):
         pass
 
     def anchor(self) -> float:
-        self._gpu.spend(str(self._share), ANCHOR_S[str(self._share)])
+        self._gpu.spend(str(self.share), ANCHOR_S[str(self.share)])
         return 1.0
 
     anchor_before = anchor
 
-    def trials(self, batch: ArtifactBatch, best_s: float = math.inf) -> dict[str, Outcome]:
-        del best_s
-        self._gpu.spend(str(self._share), RACE_S * len(batch.codes))
-        self._gpu.measured[str(self._share)] += len(batch.codes)
+    def trials(
+        self, batch: ArtifactBatch, best_s: float = math.inf, among: Sequence[str] | None = None
+    ) -> dict[str, Outcome]:
+        del best_s, among
+        self._gpu.spend(str(self.share), RACE_S * len(batch.codes))
+        self._gpu.measured[str(self.share)] += len(batch.codes)
         return self.timed(batch, TRIAL_POLICY)

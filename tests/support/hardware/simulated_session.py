@@ -1,4 +1,7 @@
-"""Sessions on shares of a GPU that does not exist: nothing runs, and a candidate's time is made up from its code."""
+"""Sessions on shares of a GPU that does not exist: nothing runs, and a candidate's time is made up from its code.
+
+Stand-ins are subclasses of what they stand in for, so that mypy sees a method that takes other arguments.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from fractune_core.records import Status, TimingPolicy
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
 from fractune_workers.children.tvm_api.cuda_target import gpu_target
-from fractune_workers.measuring.session import ArtifactBatch, Outcome
+from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
 
 SMS = 132
 MEMORY_BYTES = 80 << 30
@@ -48,21 +51,26 @@ class SimulatedGpuMachine:
         return SimulatedSession(self, self.sessions - 1, share, list(cores))
 
 
-class SimulatedSession:
+class SimulatedSession(MeasurementSession):
+    fault_epochs, generation, loss_allowed = 0, 1, 1.0
+
     def __init__(self, machine: SimulatedGpuMachine, number: int, share: Share, cores: list[int]) -> None:
         self._machine = machine
         self._number = number
-        self._share = share
+        self.share = share
         self.cores = cores
-        self.gpu_uuid = machine.uuid
-        self.device_info: dict[str, Any] = {}
+        self.device_info = {}
+
+    @property
+    def gpu_uuid(self) -> str:
+        return self._machine.uuid
 
     def handshake(self) -> None:
-        mig = self._share.mechanism == "mig"
-        units = 16 if mig else self._machine.units[str(self._share)]
+        mig = self.share.mechanism == "mig"
+        units = 16 if mig else self._machine.units[str(self.share)]
         self.device_info = {
             "device": Device("cuda", "sm_90", SMS, 80, 50 << 10, "a simulated GPU").to_json(),
-            "granted": GrantedShare(str(self._share), units, SMS, "sm", MEMORY_BYTES, reserved=mig).to_json(),
+            "granted": GrantedShare(str(self.share), units, SMS, "sm", MEMORY_BYTES, reserved=mig).to_json(),
             "target": TARGET,
             "versions": {},
         }
@@ -81,8 +89,10 @@ class SimulatedSession:
     def timed(self, batch: ArtifactBatch, policy: TimingPolicy) -> dict[str, Outcome]:
         return {name: self._time(name, code, policy) for name, code in batch.codes.items()}
 
-    def trials(self, batch: ArtifactBatch, best_s: float = math.inf) -> dict[str, Outcome]:
-        del best_s
+    def trials(
+        self, batch: ArtifactBatch, best_s: float = math.inf, among: Sequence[str] | None = None
+    ) -> dict[str, Outcome]:
+        del best_s, among
         return self.timed(batch, TimingPolicy("race", 1, 3, 1.0))
 
     def stop(self) -> None:
