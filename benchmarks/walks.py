@@ -152,7 +152,7 @@ def _submitted(model: Path, folder: Path) -> Walk:
     walk = Walk(threads=_HANDLERS)
     with running_redis() as url, simulated_fleet(url), walk:
         threading.Thread(target=submit).start()
-        run_server(ServerOptions("127.0.0.1:0", url, folder / "state", SECRET, ready_file=ready))
+        run_server(ServerOptions(url, folder / "state", SECRET, listen="127.0.0.1:0", ready_file=ready))
     walk.add(told[0])
     return walk
 

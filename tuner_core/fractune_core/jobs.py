@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, Self, TypedDict, Unpack
 
-from fractune_core.codec.places import In
-from fractune_core.codec.plain_json import JsonObject
+from fractune_core.codec.plain_json import In, JsonObject
 from fractune_core.errors import BadRequest, ShareUnavailable, shortened
 from fractune_core.model_inputs import Inputs, as_shapes
 from fractune_core.names import ROBUST_VARIANT, Collection

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated
 
-from fractune_core.codec.places import In
-from fractune_core.codec.plain_json import JsonObject
+from fractune_core.codec.plain_json import In, JsonObject
 from fractune_core.names import Collection, digest_of
 from fractune_core.shares import Device, GrantedShare
 from fractune_core.workloads import implementation_of

@@ -16,12 +16,11 @@ from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import RUNTIMES
 from fractune_core.host.cgroups import ThrottledSince
-from fractune_core.host.forks import Turn, begin_in_forked_children
 from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share
 from fractune_runtime.choosing import VariantChoice, check_threads, match_share, runtime_choice
 from fractune_runtime.cpu import OnCpu, ShareHere
-from fractune_runtime.runner import runner_for
+from fractune_runtime.runner import Turn, begin_in_forked_children, runner_for
 from fractune_runtime.sessions import RuntimeMissing, keep_forever, runtime_variant
 from fractune_runtime.tvm_runtime import tensors
 from fractune_runtime.tvm_runtime.interface import Bound, BoundMemory, Interface, Slots, padded

@@ -11,10 +11,10 @@ from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, RUNTIMES
 from fractune_core.files.staged import Stages, Step, Tensor
-from fractune_core.host.forks import Turn, begin_in_forked_children
 from fractune_runtime.choosing import VariantChoice, runtime_choice
 from fractune_runtime.cpu import ShareHere
 from fractune_runtime.model import Model, warn_caller
+from fractune_runtime.runner import Turn, begin_in_forked_children
 from fractune_runtime.sessions import Session, keep_forever, open_session, runtime_variant, settings_of
 from fractune_runtime.tvm_runtime import tensors
 from fractune_runtime.tvm_runtime.interface import Bound, BoundMemory

@@ -53,8 +53,7 @@ from fractune_server.store.database.database import ServerLock, is_postgresql
 from fractune_server.store.database.sight import Sight
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import CallContext, ServerContext, TenantView
-from fractune_server.transport.outgoing import mark_cancelled
-from fractune_server.transport.work_queues import WorkQueues
+from fractune_server.transport.work_queues import WorkQueues, mark_cancelled
 
 
 def server_credentials(listen: str, tls: TlsFiles | None, *, insecure: bool) -> grpc.ServerCredentials | None:

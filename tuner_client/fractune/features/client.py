@@ -24,8 +24,7 @@ from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.job_status import Fleet, JobStatus, OfferedShare, WaitingWork, Worker, check_ended_well, job_status
 from fractune.server.rpc import CALL_TIMEOUT_S, RECONNECT_S, RpcClient, job_name, submit
 from fractune.sessions.progress import ProgressOption, choose_view
-from fractune.sessions.running import follow
-from fractune.sessions.session import named_server, server_address, session, skipped_shares
+from fractune.sessions.session import follow, named_server, server_address, session, skipped_shares
 from fractune.text.output_files import new_bundle
 from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.runtime_times import RuntimeTime
@@ -202,7 +201,7 @@ class Client:
         with known as (path, options["inputs"]):
             spec = JobSpec.requested(path.name, shares, **options)
             check_arrays([spec], path)
-            return Job(self._rpc, submit(self._rpc, path, spec))
+            return Job(self._rpc, submit(self._rpc, path, spec).name)
 
     @checked
     def job(self, name: str) -> Job:

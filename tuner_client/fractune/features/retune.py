@@ -10,8 +10,7 @@ from typing import Any
 from fractune.server.job_status import JobStatus, job_status
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
-from fractune.sessions.running import rerun_job
-from fractune.sessions.session import PathText, PlaceOptions, tuning_session
+from fractune.sessions.session import PathText, PlaceOptions, rerun_job, tuning_session
 from fractune.text.rendering import Column, Table
 from fractune.text.text import disturbed_notes, marked_time, ratio_text, untuned_notes
 from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable, one_line

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,9 +23,9 @@ from fractune.local.noise_file import advice_for
 from fractune.local.processes import POLL_S, Part, Running, end_in_order, tend_all
 from fractune.local.state import StackFolder, open_state, socket_dir
 from fractune.server.rpc import RpcClient
-from fractune_core.access.tls_files import TlsFiles
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable, ShareUnavailable
+from fractune_core.fleet.options import Serving
 from fractune_core.host.cpu_topology import EACH_A_CORE, CpuTopology
 from fractune_core.shares import QUIET_BELOW_CORES, Share, with_kernel_shares
 
@@ -43,7 +43,7 @@ _PACKAGES = ("fractune", "fractune_core", "fractune_server", "fractune_workers")
 
 
 @dataclass(frozen=True)
-class StackOptions:
+class StackOptions(Serving):
     """The parts of a stack."""
 
     state: Path
@@ -53,16 +53,9 @@ class StackOptions:
     """a compile worker, for ingest and bundles; two in a stack for others"""
     search: bool = False
     """a tuner instance and builders from the start; else they come when `Stack.start_search` is called"""
-    listen: str = ""
-    """HOST:PORT or unix:PATH, of a stack for others; empty = a Unix socket in the state folder, for this command"""
-    insecure: bool = False
-    """allow an address that other machines can reach"""
-    metrics: str | None = None
-    """HOST:PORT for the server's metrics; None = no such port"""
-    audit: Path | None = None
-    """as of ServerOptions"""
-    tls: TlsFiles | None = None
-    """serve `listen` with TLS; this machine's user has a socket without it"""
+    listen: str = field(default="", kw_only=True)
+    """of a stack for others; empty = a Unix socket in the state folder, for this command. With TLS this machine's user
+    has a socket without it."""
     resume: bool = False
     """go on with jobs that an earlier stack left open; otherwise they count as interrupted"""
 

@@ -12,7 +12,7 @@ from fractune_core.analysis.at_load import AtLoad, choices
 from fractune_core.analysis.inside import Inside
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.codec.messages import from_proto
-from fractune_core.codec.places import In
+from fractune_core.codec.plain_json import In
 from fractune_core.disturbed import is_disturbed, kept_part
 from fractune_core.errors import JobCancelled, JobFailed, error_from_name, one_line
 from fractune_core.files.checked import Checked

@@ -447,8 +447,8 @@ def _calls_of_import(parts: Iterable[pb.ImportRecordsRequest]) -> Iterator[list[
     yield call
 
 
-def submit(client: RpcClient, model: Path, spec: JobSpec) -> str:
-    """Upload the model and the inputs for its check unless the server has them, create the job, and return its name."""
+def submit(client: RpcClient, model: Path, spec: JobSpec) -> pb.Job:
+    """Upload the model and the inputs for its check unless the server has them, and create the job."""
     sha256 = Collection.MODELS.parse(client.upload_model(model).name)
     arrays = client.upload_model(Path(spec.check_inputs)).name if spec.check_inputs else ""
-    return client.create_job(replace(spec, model=sha256, check_inputs=arrays)).name
+    return client.create_job(replace(spec, model=sha256, check_inputs=arrays))

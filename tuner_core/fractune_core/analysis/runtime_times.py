@@ -9,8 +9,7 @@ from typing import Annotated
 
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.codec.messages import END_OF_TIME_S
-from fractune_core.codec.places import In
-from fractune_core.codec.plain_json import JsonObject
+from fractune_core.codec.plain_json import In, JsonObject
 from fractune_core.errors import BadRequest
 from fractune_core.names import Collection
 

@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fractune_core.codec.places import In, ResourceNames
+from fractune_core.codec.plain_json import In, ResourceNames
 from fractune_core.errors import BadRequest
 
 END_OF_TIME_S = 253_402_300_800

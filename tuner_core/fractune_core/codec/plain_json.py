@@ -1,4 +1,5 @@
-"""Dataclasses as JSON objects, and whether JSON has the shape that a TypedDict or a dataclass declares.
+"""Dataclasses as JSON objects, where messages of the public contract hold their fields (`In`), and whether JSON has the
+shape that a TypedDict or a dataclass declares.
 
 Fields that a type does not know are passed over: a later version may have added them.
 """
@@ -9,9 +10,9 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache, lru_cache
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 import msgspec
 
@@ -19,6 +20,23 @@ _T = TypeVar("_T")
 _LEAST, _MOST = -(2**63), 2**63 - 1
 """the whole numbers that a database and a protobuf message can hold"""
 _one_at_a_time = threading.Lock()
+
+
+class ResourceNames(Protocol):
+    """How the contract names one kind of thing (`fractune_core.names.Collection`)."""
+
+    def of(self, identifier: str) -> str: ...
+    def parse(self, name: str) -> str: ...
+
+
+@dataclass(frozen=True)
+class In:
+    """In a field's annotation: where its message holds it, unless under the field's own name and as it is."""
+
+    path: str
+    """a name; or a path into another message, `granted.share`, which is read and never written"""
+    collection: ResourceNames | None = None
+    """the message has the resource name, the dataclass the identifier"""
 
 
 class JsonObject:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from fractune_core.codec.places import In
+from fractune_core.codec.plain_json import In
 from fractune_core.planning.speeds import Basis
 
 

@@ -14,8 +14,7 @@ from fractune_server.engine.compile_turns import CompileTurns
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
-from fractune_server.transport.outgoing import request_ingest
-from fractune_server.transport.work_queues import WorkQueues
+from fractune_server.transport.work_queues import WorkQueues, request_ingest
 
 _INGEST = SingleWork("ingest")
 

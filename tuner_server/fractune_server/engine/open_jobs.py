@@ -18,7 +18,7 @@ from fractune_server.engine.ingest import ingest_key
 from fractune_server.engine.rounds import Rounds
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import BUILD, COMPILE, MEASURE, TUNE, Fleet
-from fractune_server.transport.outgoing import mark_cancelled
+from fractune_server.transport.work_queues import mark_cancelled
 
 MISSING_S = 2.0
 """a job notes a worker that has been missing for this long"""

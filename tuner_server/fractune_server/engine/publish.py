@@ -37,8 +37,7 @@ from fractune_server.selection.variants import (
     with_alternatives,
 )
 from fractune_server.transport.context import ServerContext
-from fractune_server.transport.outgoing import send_model
-from fractune_server.transport.work_queues import WorkQueues
+from fractune_server.transport.work_queues import WorkQueues, send_model
 
 _COMPILE = SingleWork("compile")
 _WRITING_S = 0.05

@@ -25,9 +25,8 @@ from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.store.records.log import LogKey, TuningLog
 from fractune_server.store.stored_job import Round
 from fractune_server.transport.context import ServerContext
-from fractune_server.transport.outgoing import mark_cancelled, send_workload
 from fractune_server.transport.recorder import Arrival
-from fractune_server.transport.work_queues import WorkQueues
+from fractune_server.transport.work_queues import WorkQueues, mark_cancelled, send_workload
 
 
 @dataclass

@@ -34,8 +34,7 @@ from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import CallContext, TenantView
 from fractune_server.transport.live_workers import COMPILE, Fleet, HeldShare, live_workers
-from fractune_server.transport.outgoing import mark_cancelled, request_ingest
-from fractune_server.transport.work_queues import WorkQueues
+from fractune_server.transport.work_queues import WorkQueues, mark_cancelled, request_ingest
 
 _LONGEST_S = 600.0
 _LOOK_EVERY_S = 0.1

@@ -35,7 +35,7 @@ from fractune_server.services.paging import PageTokens, first_page, page_size
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import CallContext, JobNotifier, TenantView
 from fractune_server.transport.live_workers import live_workers
-from fractune_server.transport.outgoing import mark_cancelled
+from fractune_server.transport.work_queues import mark_cancelled
 
 LEAST_GAP_S = 0.2
 """seconds between two looks; changes in between are seen as one"""

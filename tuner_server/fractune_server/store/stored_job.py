@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from fractune_core.codec.places import In
-from fractune_core.codec.plain_json import JsonObject
+from fractune_core.codec.plain_json import In, JsonObject
 from fractune_core.files.checked import Checked
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import DEFAULT_TENANT, Collection, place_owner

@@ -1,4 +1,6 @@
-"""Queues of work for the workers: RQ queues of signed JSON."""
+"""Work for the workers: RQ queues of signed JSON, the model files and workloads that they need beside it, and marks of
+cancelled work.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,21 @@ from rq.queue import EnqueueData
 from rq.serializers import JSONSerializer
 
 from fractune_core import tracing
-from fractune_core.fleet.blobs import unpack
-from fractune_core.fleet.marks import DONE, is_marked, mark
-from fractune_core.fleet.messages import Work
-from fractune_core.fleet.redis_names import HANDLER, is_of_protocol, tune_queue
+from fractune_core.fleet.blobs import put_blob, put_signed_blob, renew_blob, renew_signed_blob, unpack
+from fractune_core.fleet.marks import CANCELLED, DONE, is_marked, mark
+from fractune_core.fleet.messages import IngestWork, Work
+from fractune_core.fleet.redis_names import (
+    COMPILE_QUEUE,
+    HANDLER,
+    is_of_protocol,
+    model_blob,
+    tune_queue,
+    workload_blob,
+)
 from fractune_core.fleet.signed_messages import Refused, open_work, seal_work
 from fractune_core.tracing import log_fields
+from fractune_server.store.models import IngestKey
+from fractune_server.transport.context import ServerContext, TenantView
 
 _JOB_FIELDS = ("data", "meta", "status", "origin")
 """the fields of RQ's job that the server reads; RQ would unpack others of any size"""
@@ -206,3 +217,51 @@ def message_of(job: Job) -> str:
     except (DeserializationError, IndexError, KeyError, TypeError):
         return ""
     return message if isinstance(message, str) else ""
+
+
+def request_ingest(
+    view: TenantView,
+    queues: WorkQueues,
+    key: IngestKey,
+    owner: str,
+    isa: str,
+    job: str,
+    work_id: str,
+    model_name: str = "",
+) -> None:
+    """Hand out the ingest of a model for `owner`. Errors call the file `model_name`, or as its first upload did. Raises
+    NotFound if the model or its file is missing.
+    """
+    model = view.models.get(key.model)
+    send_model(queues.redis, view, key.model)
+    work = IngestWork(
+        work_id=work_id,
+        job=job,
+        tenant=key.tenant,
+        model=key.model,
+        model_name=model_name or model.display_name,
+        owner=owner,
+        inputs=key.inputs,
+        target=key.target,
+        isa=isa,
+    )
+    queues.enqueue(COMPILE_QUEUE, work)
+
+
+def send_model(connection: Redis, view: TenantView, sha256: str) -> None:
+    """Put a model file of the view where workers find it. Raises NotFound."""
+    name = model_blob(view.sight.own, sha256)
+    if not renew_blob(connection, name):
+        put_blob(connection, name, view.files.model(sha256))
+
+
+def send_workload(context: ServerContext, workload_hash: str) -> None:
+    """Put a workload where workers find it."""
+    name = workload_blob(workload_hash)
+    if not renew_signed_blob(context.redis, context.secret, name):
+        put_signed_blob(context.redis, context.secret, name, context.store.log.workload(workload_hash).encode())
+
+
+def mark_cancelled(connection: Redis, name: str) -> None:
+    """Workers skip the rest of the round, or the rest of the job's own work."""
+    mark(connection, CANCELLED, name)

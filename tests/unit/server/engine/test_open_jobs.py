@@ -30,8 +30,7 @@ from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.stored_job import Round, StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
-from fractune_server.transport.outgoing import send_model, send_workload
-from fractune_server.transport.work_queues import WorkQueues
+from fractune_server.transport.work_queues import WorkQueues, send_model, send_workload
 from tests.support.client_samples import bundle_bytes
 from tests.support.samples import DEVICE, WORKLOAD, WORKLOAD_TEXT, granted
 from tests.support.secret import SECRET

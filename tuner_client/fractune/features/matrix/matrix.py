@@ -14,8 +14,7 @@ from fractune.models.source import ModelSource
 from fractune.server.job_status import JobStatus, operator_records
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
-from fractune.sessions.running import finished_job
-from fractune.sessions.session import PathText, PlaceOptions
+from fractune.sessions.session import PathText, PlaceOptions, finished_job
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.codec.messages import from_lists

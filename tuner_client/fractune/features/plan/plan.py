@@ -14,8 +14,7 @@ from fractune.features.plan.table import models_table, parts_table, plan_json, s
 from fractune.models.source import check_model_file, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
-from fractune.sessions.running import finished_job
-from fractune.sessions.session import PlaceOptions, session
+from fractune.sessions.session import PlaceOptions, finished_job, session
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.analysis.pairs import MeasuredPair

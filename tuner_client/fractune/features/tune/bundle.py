@@ -15,8 +15,7 @@ from fractune.models.source import ModelSource
 from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
-from fractune.sessions.running import finished_job
-from fractune.sessions.session import PathText, PlaceOptions
+from fractune.sessions.session import PathText, PlaceOptions, finished_job
 from fractune.text.output_files import new_bundle
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadModel, BadRequest, JobFailed

@@ -29,8 +29,7 @@ from fractune.local.timing_process import check_share, timing_process
 from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RpcClient
 from fractune.sessions.progress import View
-from fractune.sessions.running import run_job
-from fractune.sessions.session import PlaceOptions, tuning_session
+from fractune.sessions.session import PlaceOptions, run_job, tuning_session
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.buckets import input_shapes

@@ -11,16 +11,17 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Unpack
 
 from fractune.features.parts.parts import Parts, cut_model, join_parts, with_remedy
 from fractune.features.shapes.join import check_pad_names, check_padding_error, join
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
-from fractune.models.source import onnx_dtypes
+from fractune.models.source import ModelSource, check_arrays, model_file, onnx_dtypes
 from fractune.server.job_status import JobStatus
+from fractune.server.rpc import RpcClient, submit
 from fractune.sessions.progress import View
-from fractune.sessions.running import run_job
-from fractune.sessions.session import PlaceOptions, Workplace, tuning_session
+from fractune.sessions.session import PlaceOptions, Workplace, run_job, tuning_session
 from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_core.files.buckets import shape_text
 from fractune_core.files.fused import is_fused
@@ -29,6 +30,7 @@ from fractune_core.files.onnx_file import MOST_PARSED_BYTES
 from fractune_core.jobs import JobOptions, JobSpec, SearchOptions
 from fractune_core.model_inputs import Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
 from fractune_core.operators import RefusedNode, refused_node
+from fractune_core.pb import fractune_pb2 as pb
 
 _PART = 0.2
 """of the budget for each shape but the first: four shapes take 1.6 budgets"""
@@ -76,6 +78,24 @@ def options_by_shape(options: SearchOptions, inputs: SeveralShapes | None) -> li
     ordered = sorted(shapes, key=_elements, reverse=True)
     rest: SearchOptions = {**options, **_part_of_budget(options)}
     return [{**(rest if number else options), "inputs": inputs} for number, inputs in enumerate(ordered)]
+
+
+def submit_each(
+    client: RpcClient,
+    model: ModelSource,
+    shares: str | Sequence[str],
+    *,
+    inputs: SeveralShapes,
+    run_script: bool,
+    greedy: bool,
+    **options: Unpack[SearchOptions],
+) -> Iterator[pb.Job]:
+    """Submit the job of each shape in `inputs`, which leave nothing open. Raises as `Client.submit`."""
+    with model_file(model, run_script=run_script, inputs=inputs, greedy=greedy) as path:
+        for each in options_by_shape(options, inputs):
+            spec = JobSpec.requested(path.name, shares, **each)
+            check_arrays([spec], path)
+            yield submit(client, path, spec)
 
 
 def check_several(model: Path, option: str | None) -> None:

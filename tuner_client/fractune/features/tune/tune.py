@@ -18,8 +18,7 @@ from fractune.models.open_sizes import settled
 from fractune.models.source import ModelSource, check_arrays, is_onnx, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, View, choose_view
-from fractune.sessions.running import finished_job
-from fractune.sessions.session import PathText, PlaceOptions, session
+from fractune.sessions.session import PathText, PlaceOptions, finished_job, session
 from fractune.text.output_files import new_bundle
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadModel, BadRequest, FractuneError

@@ -17,7 +17,6 @@ from fractune.cli.ending import GOAL_MISSED, LeavableView, end_without, run_when
 from fractune.cli.open_sizes import settled_or_asked
 from fractune.cli.printing import print_answer, print_details, print_json, print_picture
 from fractune.cli.progress import choose_view
-from fractune.features.client import Client
 from fractune.features.fuse import apart_text, slots_text
 from fractune.features.goal import goal_notes, verdict_line
 from fractune.features.shapes.join import padding_line
@@ -26,12 +25,13 @@ from fractune.features.tune.answer import MOST_ROWS
 from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
 from fractune.features.tune.job_file import written
 from fractune.features.tune.result import TuneResult
-from fractune.features.tune.shape_jobs import options_by_shape
+from fractune.features.tune.shape_jobs import submit_each
 from fractune.features.tune.shapes_table import parts_table, result_events, shapes_table
 from fractune.features.tune.tune import tune as tune_model
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
 from fractune.models.source import check_model_file
+from fractune.server.rpc import RpcClient
 from fractune.sessions.session import server_session
 from fractune.text.checked_text import checked_lines
 from fractune.text.figure import check_picture
@@ -199,11 +199,12 @@ def tune(
     sizes = of_lengths.all_sizes(model, inputs, of_model.sizes, shares, view)
     report = _print_aside if detach else view.show_step
     shapes = settled_or_asked(model, inputs, sizes, report, may_ask=not (quiet or as_json))
-    job_options = {**vars(search), **vars(of_model), "inputs": shapes, "sizes": None}
+    job_options = {**vars(search), **vars(of_model), "inputs": shapes, "greedy": greedy}
+    del job_options["sizes"]  # they are in the shapes
     if detach:
         after = {"out": out, "out_dir": out_dir, "force": force or None, "picture": picture, "on_done": on_done}
         _check_detached(**vars(runtimes), **vars(padding), **after)
-        _leave(model, shares, {**job_options, "greedy": greedy}, place, as_json=as_json)
+        _leave(model, shares, job_options, place, as_json=as_json)
         return
     check_picture(picture)
     with run_when_done(on_done, view) as fetched:
@@ -212,7 +213,6 @@ def tune(
             shares,
             out=_file(out, out_dir, model),
             force=force,
-            greedy=greedy,
             progress=view,
             **after_search,
             **job_options,
@@ -295,10 +295,9 @@ def _check_detached(**given: object) -> None:
 
 def _leave(model: Path, shares: str, job_options: Any, place: options.JobPlace, *, as_json: bool) -> None:
     """Submit the job, or one for each shape, and print the names."""
-    with server_session(Client, **vars(place), lasting=True, shares=share_names(shares)) as client:
-        for each in options_by_shape(job_options, job_options["inputs"]):
-            job = client.submit(model, shares, **each)
-            skipped = dict(job.status().spec.skipped_shares)
+    with server_session(RpcClient, **vars(place), lasting=True, shares=share_names(shares)) as client:
+        for job in submit_each(client, model, shares, **job_options):
+            skipped = dict(job.spec.skipped_shares)
             event = {"event": "detached", "job": job.name, "server": client.address, "skipped_shares": skipped}
             print(json.dumps(event) if as_json else job.name)
     end_without(skipped)
