@@ -15,7 +15,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement.base import Confinement
 from fractune_workers.cuda.driver import CudaDriver, open_driver
-from fractune_workers.gpu.mps_daemon import GpuProcess
+from fractune_workers.gpu.gpu_process import GpuProcess
 from fractune_workers.gpu.nvml import MigInstance, Nvml, open_nvml
 from fractune_workers.locks.core_locks import default_lock_dir
 from fractune_workers.locks.flock import FolderLocks, Held

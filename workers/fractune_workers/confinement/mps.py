@@ -15,8 +15,9 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement.base import Confinement
 from fractune_workers.cuda.driver import CudaDriver, Driver, open_driver
+from fractune_workers.gpu.gpu_process import GpuProcess
 from fractune_workers.gpu.mps_control import MpsFailed, Partition
-from fractune_workers.gpu.mps_daemon import GpuProcess, MpsDaemon, mps_daemon
+from fractune_workers.gpu.mps_daemon import MpsDaemon, mps_daemon
 from fractune_workers.gpu.nvml import Nvml, open_nvml
 
 _DEFAULT_PIPE_DIR = "/tmp/nvidia-mps"  # noqa: S108  CUDA's own

@@ -33,11 +33,11 @@ from fractune_workers.children.building.triton_archive import build_triton_parts
 from fractune_workers.children.compiling.arena import in_arena, with_parameters
 from fractune_workers.children.compiling.cache_in_place import has_unused_rows, with_entries_for_caches
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
-from fractune_workers.children.importing.passes import is_scheduled
 from fractune_workers.children.layouts.last_token import (
     with_function_of_last_token,
     without_function_of_last_token,
 )
+from fractune_workers.children.rewriting.expressions import is_scheduled
 from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions
 from fractune_workers.children.tvm_api.byte_products import with_byte_products
 from fractune_workers.children.tvm_api.compiled import kernel_digest, object_of, renamed, written

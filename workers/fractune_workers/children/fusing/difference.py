@@ -10,7 +10,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from fractune_workers.children.rewriting.expressions import is_constant, operator_of
+from fractune_workers.children.rewriting.expressions import bindings_of, is_constant, operator_of
 
 CALL = "call_tir"
 
@@ -23,11 +23,6 @@ def first_difference(one: tvm.IRModule, other: tvm.IRModule) -> str:
 def same_function(one: Any, other: Any) -> bool:
     """Whether two TIR functions compute the same, whatever they are called."""
     return bool(tvm_ffi.structural_equal(_nameless(one), _nameless(other)))
-
-
-def bindings_of(mod: tvm.IRModule) -> list[Any]:
-    """Of `main`, in their order."""
-    return [binding for block in mod["main"].body.blocks for binding in block.bindings]
 
 
 def described(binding: Any) -> str:
@@ -55,7 +50,7 @@ class _Comparison:
             if not _equal(params[0].ty, params[1].ty):
                 return f"input '{params[1].name}' is {_type(params[1])}, and not {_type(params[0])}"
             self._same[params[0]] = params[1]
-        ours, theirs = (bindings_of(mod) for mod in self._mods)
+        ours, theirs = (bindings_of(mod["main"]) for mod in self._mods)
         for number, (own, their) in enumerate(zip(ours, theirs, strict=False), 1):
             if not self._agree(own, their):
                 return f"operator {number} is {_shown(their)}, and {_instead(_shown(own), _shown(their))}"

@@ -16,12 +16,13 @@ import tvm
 from tvm import relax, te, topi
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.fusing.difference import CALL, bindings_of, described, first_difference, same_function
+from fractune_workers.children.fusing.difference import CALL, described, first_difference, same_function
 from fractune_workers.children.fusing.onnx_difference import first_onnx_difference
 from fractune_workers.children.fusing.slot_axis import with_slot_axis
 from fractune_workers.children.importing.model_file import Variants
 from fractune_workers.children.importing.passes import prepare
 from fractune_workers.children.rewriting.expressions import (
+    bindings_of,
     has_fixed_shapes,
     is_constant,
     operator_of,
@@ -84,7 +85,7 @@ class _Fuser:
         """by a function's variable in the first variant: the function over all slots, or None"""
         self._parts = used_once(variants[0]["main"]) & {
             binding.var
-            for binding in bindings_of(variants[0])
+            for binding in bindings_of(variants[0]["main"])
             if operator_of(binding.value) == CALL and isinstance(binding.var.ty, relax.TensorType)
         }
         self._slices: dict[tuple[Any, int], Any] = {}
@@ -97,7 +98,7 @@ class _Fuser:
         attrs = {str(name): value for name, value in main.attrs.items()} if main.attrs else None
         with self._builder.function("main", params, attrs=attrs):
             with self._builder.dataflow():
-                for bindings in zip(*map(bindings_of, self._variants), strict=True):
+                for bindings in zip(*(bindings_of(variant["main"]) for variant in self._variants), strict=True):
                     self._whole[bindings[0].var] = self._builder.emit(self._value(bindings))
                 bodies = [variant["main"].body.body for variant in self._variants]
                 out = self._builder.emit_output(self._all_slots(bodies))

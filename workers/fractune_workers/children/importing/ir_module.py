@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import relax
 from tvm.ir import json_compact
 from tvm_ffi.serialization import from_json_graph_str
 
@@ -30,7 +29,6 @@ _MOST_TEXT_CHARACTERS = 10_000
 _SHOWN = 80
 _FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)
 """TVM writes the name of a kernel into CUDA's source as it is"""
-_OPEN_SIZE = "has a tensor whose size is known only when the model runs; export it with fixed shapes"
 _WRITE_AGAIN = "write it with tvm.ir.save_json"
 _NO_MODULE = f"is not an IRModule as JSON; {_WRITE_AGAIN}"
 
@@ -75,19 +73,6 @@ def load_json(text: str) -> tvm.IRModule:
     _refuse_strange_names(mod)
     loops = [var.name_hint for var, function in mod.functions.items() if isinstance(function, tvm.tirx.PrimFunc)]
     return mod.with_attr(FROM_FILE, loops)
-
-
-def refuse_malformed(mod: tvm.IRModule, *, imported: bool) -> None:
-    """Raises BadModel for nested calls and for values without a type: their results are not counted. `imported`:
-    whether an importer made the module. Then the reason is a size that depends on numbers.
-
-    TVM looks at each type as a tree: count the parts of types before.
-    """
-    try:
-        relax.analysis.well_formed(mod)
-    except Exception as error:
-        why = f"is not a well-formed IRModule: {first_line(error)}; {_WRITE_AGAIN}"
-        raise BadModel(_OPEN_SIZE if imported else why) from error
 
 
 def _current(text: str) -> str:

@@ -23,8 +23,8 @@ from fractune_core.files.onnx_file import MOST_MODEL_BYTES, MOST_PARSED_BYTES, w
 from fractune_core.files.scripts import REFUSAL, is_script
 from fractune_core.model_inputs import constants_in
 from fractune_workers.children.importing.limits import Limits
-from fractune_workers.children.importing.relax_sizes import check_sizes
-from fractune_workers.children.rewriting.origins import without_origins
+from fractune_workers.children.importing.relax_sizes import check_sizes, refuse_malformed
+from fractune_workers.children.rewriting.expressions import without_origins
 from fractune_workers.children.tvm_api.scratch_tensors import LEAST_BYTES, WeightInFile, Weights, begin
 
 APART_FROM_BYTES = 2**30
@@ -113,8 +113,6 @@ def load_fixed(
     data: bytes, shapes: Shapes, limits: Limits, *, recurrences: bool = True, apart: Weights = MappingProxyType({})
 ) -> tvm.IRModule:
     """The model in `data`, with shapes for what it leaves open. Weights `apart` are not in the data."""
-    from fractune_workers.children.importing.ir_module import refuse_malformed
-
     mod = _load(data, shapes, limits, recurrences=recurrences, apart=apart)
     _check_fixed(mod)
     check_sizes(mod, limits)

@@ -37,20 +37,22 @@ from fractune_workers.children.rewriting import (
     special_numbers,
     transcendental,
 )
-from fractune_workers.children.rewriting.accumulators import ACCUMULATORS
+from fractune_workers.children.rewriting.accumulators import ACCUMULATORS, HALVES
 from fractune_workers.children.rewriting.caches import with_caches
 from fractune_workers.children.rewriting.concats import CONCAT, kept, settled
 from fractune_workers.children.rewriting.expressions import (
+    bindings_of,
     has_fixed_shapes,
+    is_scheduled,
     operator_of,
+    origins_of,
     relax_functions,
     rewritten,
     type_text,
+    without_origins,
 )
 from fractune_workers.children.rewriting.lookups import looked_up
-from fractune_workers.children.rewriting.origins import bindings_of, origins_of, without_origins
 from fractune_workers.children.rewriting.simplifying.simplify import simplify
-from fractune_workers.children.rewriting.widened import HALVES
 from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
 from fractune_workers.children.tvm_api.target import VectorUnit, needed_features, vector_unit
@@ -185,8 +187,8 @@ def _in_vectors(planner: Planner, call: Any, unit: VectorUnit) -> tuple[Any, Non
 
 # Operators of half precision that are computed in float32 and rounded once: prefix sums, and scatters that add.
 #
-# TVM's kernels for them add into their result. Other sums are widened in their kernels (`widened.py`). TVM has no
-# kernel for normalisations of bfloat16.
+# TVM's kernels for them add into their result. Other sums are widened in their kernels
+# (`rewriting/accumulators.py`). TVM has no kernel for normalisations of bfloat16.
 
 _WIDE = "float32"
 _SCANS = frozenset({"cumprod", "cumsum"})
@@ -360,11 +362,6 @@ def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:
         why = "TVM has a fixed kernel for each of its operators" if tasks else "no kernel of it can be tuned"
         raise BadModel(f"has nothing to tune: {why}; tune a model with other operators")
     return list(operators.values())
-
-
-def is_scheduled(function: Any) -> bool:
-    """Whether a TIR function is marked as scheduled."""
-    return bool(function.attrs and function.attrs.get("tirx.is_scheduled", False))
 
 
 def direct_hash(mod: tvm.IRModule) -> str:

@@ -1,5 +1,5 @@
-"""The size of a module, counted before a pass folds its constants or lowers it; the memory of one inference by its
-types.
+"""A module whose size is counted before a pass folds its constants or lowers it, and which is refused if it is
+malformed; the memory of one inference by its types.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from fractune_core.errors import BadModel
+from fractune_core.errors import BadModel, first_line
 from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants, Limits, check_tensor
 from fractune_workers.children.tvm_api.arrays import element_bytes
 
 _ANALYZER = tvm.sym.Analyzer()
 _MOST_FIELDS = 4 * MOST_NODES
 """Tensors in the types of all values: a tuple may hold a tuple twice, which holds another twice"""
+_OPEN_SIZE = "has a tensor whose size is known only when the model runs; export it with fixed shapes"
 
 
 def check_sizes(mod: tvm.IRModule, limits: Limits) -> None:
@@ -31,6 +32,19 @@ def check_sizes(mod: tvm.IRModule, limits: Limits) -> None:
             walk.function(function, f"function '{name.name_hint}'")
         elif isinstance(function, tvm.tirx.PrimFunc):
             _check_buffers(function, f"function '{name.name_hint}'", limits)
+
+
+def refuse_malformed(mod: tvm.IRModule, *, imported: bool) -> None:
+    """Raises BadModel for nested calls and for values without a type: their results are not counted. `imported`:
+    whether an importer made the module. Then the reason is a size that depends on numbers.
+
+    TVM looks at each type as a tree: count the parts of types before.
+    """
+    try:
+        relax.analysis.well_formed(mod)
+    except Exception as error:
+        why = f"is not a well-formed IRModule: {first_line(error)}; write it with tvm.ir.save_json"
+        raise BadModel(_OPEN_SIZE if imported else why) from error
 
 
 def _check_buffers(function: Any, name: str, limits: Limits) -> None:

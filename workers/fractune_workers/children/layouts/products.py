@@ -16,8 +16,8 @@ from fractune_workers.children.layouts.kernels.direct import Window, pack_groups
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
 from fractune_workers.children.layouts.kernels.integers import INTEGERS, IntegerProduct
 from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, Planner
+from fractune_workers.children.rewriting.accumulators import HALVES
 from fractune_workers.children.rewriting.expressions import TAKES_AN_EPILOGUE, operator_of, shape_of
-from fractune_workers.children.rewriting.widened import HALVES
 from fractune_workers.children.tvm_api.scratch_tensors import kept
 
 _FLOAT, _INT = "float32", "int32"

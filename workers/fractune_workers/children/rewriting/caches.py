@@ -17,7 +17,7 @@ import tvm
 from tvm import relax, topi
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
-from fractune_workers.children.rewriting.expressions import OPAQUE, has_fixed_shapes, operator_of, shape_of
+from fractune_workers.children.rewriting.expressions import OPAQUE, bindings_of, has_fixed_shapes, operator_of, shape_of
 
 _CACHES = "fractune.caches"
 """Attribute of `main`: JSON of its caches"""
@@ -104,7 +104,7 @@ def tells_token(function: Any) -> bool:
 def new_rows(mod: tvm.IRModule) -> int:
     """The rows that a call appends to each cache: its tokens. 0 without caches, and where these differ."""
     main = mod["main"]
-    values = {binding.var: binding.value for block in main.body.blocks for binding in block.bindings}
+    values = {binding.var: binding.value for binding in bindings_of(main)}
     outputs, found = outputs_of(main), set[int]()
     for cache in caches_of(mod):
         call = values[_source(outputs[cache.output], values)]
@@ -117,7 +117,7 @@ class _Facts:
     """Of `main`: its values by variable, the places of its outputs, and those of inputs that are read once."""
 
     def __init__(self, main: Any) -> None:
-        self.values = {binding.var: binding.value for block in main.body.blocks for binding in block.bindings}
+        self.values = {binding.var: binding.value for binding in bindings_of(main)}
         self.places = {_source(each, self.values): at for at, each in enumerate(outputs_of(main))}
         uses = _Uses()
         for value in [*self.values.values(), main.body.body]:
@@ -127,7 +127,7 @@ class _Facts:
 
 def outputs_of(function: Any) -> list[Any]:
     """What a function returns: the fields of a tuple, or one value."""
-    values = {binding.var: binding.value for block in function.body.blocks for binding in block.bindings}
+    values = {binding.var: binding.value for binding in bindings_of(function)}
     result = function.body.body
     while result in values and isinstance(values[result], relax.Var | relax.Tuple):
         result = values[result]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -66,6 +67,16 @@ def relax_functions(mod: tvm.IRModule) -> dict[Any, Any]:
     return {name: function for name, function in mod.functions.items() if isinstance(function, relax.Function)}
 
 
+def bindings_of(function: Any) -> list[Any]:
+    """All bindings of a Relax function, in order."""
+    return [binding for block in function.body.blocks for binding in block.bindings]
+
+
+def is_scheduled(function: Any) -> bool:
+    """Whether a TIR function is marked as scheduled."""
+    return bool(function.attrs and function.attrs.get("tirx.is_scheduled", False))
+
+
 def rewritten(mod: tvm.IRModule, rewriter: Any) -> tvm.IRModule:
     """The module with all Relax functions rewritten by `rewriter`, a PyExprMutator of its clone."""
     for name, function in relax_functions(mod).items():
@@ -104,3 +115,31 @@ def type_text(kind: Any) -> str:
         return "no tensor"
     dims = kind.shape if isinstance(kind.shape, relax.ShapeExpr) else ["?"] * max(0, kind.ndim)
     return f"{kind.dtype} [{', '.join(str(getattr(dim, 'value', '?')) for dim in dims)}]"
+
+
+# From which node of a model's file each binding of its entry comes, kept in the module until it is lowered.
+
+_ORIGINS = "fractune.origins"
+
+
+def with_origins(mod: tvm.IRModule, origins: Sequence[tuple[Any, str]]) -> tvm.IRModule:
+    """The module with an attribute that says, of each binding of `main`, which node of the file it comes from.
+    `origins`: the values of the nodes' outputs, in the order of the nodes, each with a text for its node.
+    """
+    texts: list[str] = []
+    known = dict(origins)
+    bindings = bindings_of(mod["main"])
+    following = ""
+    for binding in reversed(bindings):
+        following = known.get(binding.var) or known.get(binding.value) or following
+        texts.append(following)
+    return mod.with_attr(_ORIGINS, texts[::-1])
+
+
+def without_origins(mod: tvm.IRModule) -> tvm.IRModule:
+    return mod.without_attr(_ORIGINS) if mod.attrs and _ORIGINS in mod.attrs else mod
+
+
+def origins_of(mod: tvm.IRModule) -> list[str]:
+    """By binding of `main`: the text for its node. Empty where nothing is known."""
+    return [str(text) for text in mod.attrs[_ORIGINS]] if mod.attrs and _ORIGINS in mod.attrs else []

@@ -18,7 +18,8 @@ from tvm.script import tirx as T
 
 from fractune_core.errors import BadModel
 from fractune_core.workloads import is_workload_hash, workload_hash
-from fractune_workers.children.importing.passes import direct_hash, extract, is_scheduled, prepare
+from fractune_workers.children.importing.passes import direct_hash, extract, prepare
+from fractune_workers.children.rewriting.expressions import is_scheduled
 from fractune_workers.children.tvm_api.target import default_target, parse_target, vector_unit
 from fractune_workers.children.tvm_api.traces import read_workload
 from fractune_workers.children.tvm_api.weights import LiftedWeights

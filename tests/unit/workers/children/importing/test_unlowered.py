@@ -11,7 +11,7 @@ from tvm import relax
 from fractune_core.errors import BadModel
 from fractune_core.operators import refused_node
 from fractune_workers.children.importing.passes import prepare
-from fractune_workers.children.rewriting.origins import with_origins
+from fractune_workers.children.rewriting.expressions import with_origins
 from tests.support.onnx_models import TARGET, imported, onnx_model
 
 RELU, QUOTIENT = (f"opset 17: cannot import node '{name}' ({kind}): " for name, kind in (("a", "Relu"), ("b", "Div")))

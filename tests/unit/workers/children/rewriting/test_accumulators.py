@@ -13,9 +13,7 @@ from tvm import relax
 from tvm.s_tir import Schedule
 
 from fractune_workers.children.importing.passes import prepare
-from fractune_workers.children.rewriting.accumulators import accumulating
-from fractune_workers.children.rewriting.nests import leaf_blocks
-from fractune_workers.children.rewriting.widened import adds_in_half
+from fractune_workers.children.rewriting.accumulators import accumulating, adds_in_half, leaf_blocks
 from fractune_workers.children.tvm_api.traces import Workload
 from tests.support.onnx_models import onnx_model, run_by_onnxruntime, run_imported
 from tests.support.unoptimized import outputs_of

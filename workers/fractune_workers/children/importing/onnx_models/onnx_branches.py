@@ -2,13 +2,17 @@
 
 Each branch is read like a model of its own: the values around it that it reads are its inputs, or constants. So it is
 folded and slimmed by itself, and becomes a function that runs only when it is taken. TVM's importer computes both.
+
+What lies before an `If` and after it becomes functions too (`with_sections`). TVM fuses operators within a dataflow
+block, and an `If` stands in none. With the straight parts apart, each function has one dataflow block or none, as every
+later pass expects.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +28,7 @@ from fractune_runtime.tvm_runtime.tensors import numpy_dtype
 from fractune_workers.children.importing.limits import ComputedConstants
 from fractune_workers.children.importing.onnx_graph import captured_by, described, set_opset, subgraphs
 from fractune_workers.children.importing.operators.onnx_node import AS_BYTES, Converter, OnnxNode, dtype_of, shape_of
-from fractune_workers.children.rewriting.expressions import is_constant, type_text
+from fractune_workers.children.rewriting.expressions import bindings_of, is_constant, relax_functions, type_text
 
 _IF = "If"
 _DOMAIN = "fractune"
@@ -167,3 +171,131 @@ class _Adopter(PyExprMutator):
 
 
 BRANCHES: Mapping[str, Converter] = {f"{_DOMAIN}.{_IF}": lambda node: node.importer.branches.convert(node)}
+
+
+def with_sections(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with the straight parts of each function that has an `If` as functions of their own."""
+    branching = {name: function for name, function in relax_functions(mod).items() if _has_if(function)}
+    if not branching:
+        return mod
+    builder = relax.BlockBuilder(mod)
+    for name, function in branching.items():
+        builder.update_func(name, _Sections(builder, function).made())
+    return relax.transform.Normalize()(builder.get())
+
+
+def _has_if(function: Any) -> bool:
+    return any(isinstance(binding.value, relax.If) for binding in bindings_of(function))
+
+
+class _Sections:
+    def __init__(self, builder: relax.BlockBuilder, function: Any) -> None:
+        self._builder, self._function = builder, function
+        self._known: dict[Any, Any] = {}
+        """by a variable of the function: the value in the new one"""
+        self._made: list[Any] = []
+
+    def made(self) -> Any:
+        function = self._function
+        bindings, run = bindings_of(function), list[Any]()
+        for at, binding in enumerate(bindings):
+            if isinstance(binding.value, relax.If):
+                self._section(run, bindings[at:])
+                self._bind(binding.var, binding.value)
+                run = []
+            else:
+                run.append(binding)
+        self._section(run, [])
+        body = relax.SeqExpr([relax.BindingBlock(self._made)], _replaced(function.body.body, self._known))
+        return relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
+
+    def _bind(self, var: Any, value: Any) -> Any:
+        bound = relax.Var(var.name, var.ty)
+        self._made.append(relax.VarBinding(bound, _replaced(value, self._known)))
+        self._known[var] = bound
+        return bound
+
+    def _section(self, run: Sequence[Any], later: Sequence[Any]) -> None:
+        """A call of a function that computes the bindings in `run`; those that only take a tuple apart stay."""
+        if not any(isinstance(binding.value, relax.Call) for binding in run):
+            for binding in run:
+                self._bind(binding.var, binding.value)
+            return
+        own = dict.fromkeys(binding.var for binding in run)
+        read = [var for binding in run for var in _variables(binding.value)]
+        free = [var for var in dict.fromkeys(read) if var not in own]
+        used = {var for binding in later for var in _variables(binding.value)}
+        used.update(_variables(self._function.body.body))
+        results = [var for var in own if var in used]
+        section = self._builder.add_func(_section_of(run, free, results), "section")
+        made = relax.Var("section", relax.TupleType([var.ty for var in results]))
+        arguments = [_replaced(var, self._known) for var in free]
+        self._made.append(relax.VarBinding(made, relax.Call(section, arguments)))
+        for at, var in enumerate(results):
+            self._known[var] = relax.Var(var.name, var.ty)
+            self._made.append(relax.VarBinding(self._known[var], relax.TupleGetItem(made, at)))
+
+
+def _section_of(run: Sequence[Any], free: Sequence[Any], results: Sequence[Any]) -> Any:
+    """A function of the variables in `free` that returns the `results` of the bindings."""
+    params = [relax.Var(var.name, var.ty) for var in free]
+    known = dict(zip(free, params, strict=True))
+    builder = relax.BlockBuilder()
+    with builder.function("section", params, private=True):
+        with builder.dataflow():
+            for binding in run:
+                known[binding.var] = builder.emit(_replaced(binding.value, known), binding.var.name)
+            made = builder.emit_output(relax.Tuple([known[var] for var in results]))
+        builder.emit_func_output(made)
+    return next(iter(builder.get().functions.values()))
+
+
+def _variables(expr: Any) -> Iterator[Any]:
+    if isinstance(expr, relax.Var):
+        yield expr
+    elif isinstance(expr, relax.If):
+        yield from _variables(expr.cond)
+        yield from _variables(expr.true_branch)
+        yield from _variables(expr.false_branch)
+    elif isinstance(expr, relax.SeqExpr):
+        for block in expr.blocks:
+            for binding in block.bindings:
+                yield from _variables(binding.value)
+        yield from _variables(expr.body)
+    else:
+        for part in _parts(expr):
+            yield from _variables(part)
+
+
+def _parts(expr: Any) -> Sequence[Any]:
+    if isinstance(expr, relax.Tuple):
+        return list(expr.fields)
+    if isinstance(expr, relax.TupleGetItem):
+        return [expr.tuple_value]
+    return list(expr.args) if isinstance(expr, relax.Call) else []
+
+
+def _replaced(expr: Any, known: dict[Any, Any]) -> Any:
+    """The expression with other variables."""
+    if isinstance(expr, relax.Var):
+        return known.get(expr, expr)
+    if isinstance(expr, relax.Tuple):
+        return relax.Tuple([_replaced(field, known) for field in expr.fields])
+    if isinstance(expr, relax.TupleGetItem):
+        return relax.TupleGetItem(_replaced(expr.tuple_value, known), expr.index)
+    if isinstance(expr, relax.Call):
+        return relax.Call(expr.op, [_replaced(each, known) for each in expr.args], expr.attrs, expr.ty_args)
+    if isinstance(expr, relax.If):
+        branches = [_replaced(each, known) for each in (expr.true_branch, expr.false_branch)]
+        return relax.If(_replaced(expr.cond, known), *branches)
+    if isinstance(expr, relax.SeqExpr):
+        # Of a branch: one call, perhaps bound to a variable.
+        inner = dict(known)
+        bindings = []
+        for block in expr.blocks:
+            for binding in block.bindings:
+                inner[binding.var] = relax.Var(binding.var.name, binding.var.ty)
+                bindings.append(relax.VarBinding(inner[binding.var], _replaced(binding.value, inner)))
+        blocks = [relax.BindingBlock(bindings)] if bindings else []
+        return relax.SeqExpr(blocks, _replaced(expr.body, inner))
+    return expr

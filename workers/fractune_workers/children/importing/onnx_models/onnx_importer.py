@@ -21,8 +21,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from fractune_core.errors import BadModel, first_line
 from fractune_core.operators import unknown_text
 from fractune_workers.children.importing import onnx_graph
-from fractune_workers.children.importing.onnx_models.onnx_branches import BRANCHES, Branches
-from fractune_workers.children.importing.onnx_models.sections import with_sections
+from fractune_workers.children.importing.onnx_models.onnx_branches import BRANCHES, Branches, with_sections
 from fractune_workers.children.importing.operators.corrected import CORRECTED
 from fractune_workers.children.importing.operators.fourier import FOURIER
 from fractune_workers.children.importing.operators.gather_blocks import GATHER_BLOCKS
@@ -43,9 +42,8 @@ from fractune_workers.children.importing.operators.recurrent import RECURRENT
 from fractune_workers.children.importing.operators.rotary import ROTARY
 from fractune_workers.children.importing.operators.unused_rows import UNUSED
 from fractune_workers.children.importing.operators.whole_attention import WHOLE_ATTENTION
-from fractune_workers.children.rewriting.expressions import is_constant, type_text
-from fractune_workers.children.rewriting.origins import with_origins
-from fractune_workers.children.rewriting.widened import HALVES
+from fractune_workers.children.rewriting.accumulators import HALVES
+from fractune_workers.children.rewriting.expressions import is_constant, type_text, with_origins
 from fractune_workers.children.tvm_api.scratch_tensors import Weights
 
 # The operators of ONNX that are converted here, by name: those that TVM's importer lacks, or converts with another

@@ -19,7 +19,7 @@ from tvm import te, topi
 
 from fractune_core.tir.lookups import CONV, DEPTHWISE, MATMUL, WHOLE_NUMBERS
 from fractune_workers.children.layouts.kernels.blocks import Bounds, block_count, pack
-from fractune_workers.children.rewriting.widened import HALVES
+from fractune_workers.children.rewriting.accumulators import HALVES
 
 _Array = npt.NDArray[Any]
 _MATRIX_RANK = 2
