@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.gpu.plan import GREEN, SHARES
 from benchmarks.gpu.step import given_here
 from benchmarks.gpu.table_of_times import by_operator, fastest
-from fractune.features.packs.measure import measure
+from fractune.features.packs import measure
 from fractune_core.files.packs import Pack, PackedOperator, write_pack
 from fractune_core.records import TuningRecord
 

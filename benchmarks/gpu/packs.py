@@ -18,7 +18,7 @@ from benchmarks.gpu.storm import FOLDER, build_all
 from benchmarks.gpu.table.operations import OPERATIONS, Operation, save_model
 from benchmarks.gpu.table_of_times import by_operator, fastest, records_in
 from benchmarks.support.transformer import Encoder
-from fractune.features.packs.pack import pack
+from fractune.features.packs import pack
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import TuningRecord
 from fractune_workers.child import Child
@@ -74,7 +74,7 @@ def pack_all(carried: Path, content: Content = DAY) -> None:
             _compress(Path(found["path"]), carried)
     build_all(carried / FOLDER, _TARGET)
     if content.has_wheels:
-        from fractune.features.packs.wheels import carry_wheels
+        from fractune.features.packs import carry_wheels
 
         carry_wheels(carried / "wheels", "cuda", python="3.12")
     check_size(carried)

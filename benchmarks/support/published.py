@@ -10,10 +10,10 @@ from pathlib import Path
 
 from fractune_core.planning.devices import BY_NAME, Partitioning, Placed, gpu_type, slices
 from fractune_core.planning.fleet import planned_model
+from fractune_core.planning.one_device import Way
 from fractune_core.planning.plans import Plan
 from fractune_core.planning.requests import ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
-from fractune_core.planning.ways import Way
 
 FOLDER = Path(__file__).parents[2] / "tests" / "assets" / "published"
 SETS = (1, 2, 3, 4, 5, 6)

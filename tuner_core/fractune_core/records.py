@@ -240,3 +240,11 @@ class TuningRecord(JsonObject):
 def _median(secs: Sequence[float]) -> float:
     """Infinite where there is none."""
     return statistics.median(secs) if secs else math.inf
+
+
+def joint_time_s(secs: Iterable[float]) -> float:
+    """The geometric mean of times in seconds, so that every share has the same weight; 0 when one time is a failure (0
+    or infinite). Raises StatisticsError for no times.
+    """
+    times = list(secs)
+    return statistics.geometric_mean(times) if all(0 < time < math.inf for time in times) else 0.0

@@ -18,8 +18,14 @@ from pathlib import Path
 from typing import cast
 
 from fractune.local.stack import own_env
-from fractune.models.graph_summary import read_summary
-from fractune.models.inspection import InspectedAxis, InspectedSize, InspectedTensor, Inspection, OpenSizes
+from fractune.models.inspection import (
+    InspectedAxis,
+    InspectedSize,
+    InspectedTensor,
+    Inspection,
+    OpenSizes,
+    read_summary,
+)
 from fractune.models.sizes_child import MOST_ANSWER_BYTES
 from fractune.models.source import ModelSource, check_given, check_model_file, is_model_script, model_file
 from fractune_core.codec.plain_json import checked, read_json

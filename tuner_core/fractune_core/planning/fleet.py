@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 
 from fractune_core.errors import FractuneError, PlanInfeasible
 from fractune_core.planning.devices import DevicePart, DeviceType, Partitioning, least_wasteful
-from fractune_core.planning.one_device import Constraint, IntegerProgram, Solution, solve
+from fractune_core.planning.one_device import Constraint, IntegerProgram, Solution, Way, best_way, explain_no_way, solve
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart
 from fractune_core.planning.requests import MOST_DEVICES, ModelDemand, PlanRequest
 from fractune_core.planning.speeds import ModelSpeeds
-from fractune_core.planning.ways import Way, best_way, explain_no_way
 
 _EXPLAINED = 16
 """models that are checked for the limiting one, in descending order of needed units; each check takes a solve"""

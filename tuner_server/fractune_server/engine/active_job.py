@@ -15,13 +15,12 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from fractune_core.analysis.inside import Inside
-from fractune_core.analysis.joint_time import joint_time_s
 from fractune_core.analysis.roofline import attainable_s
 from fractune_core.fleet.messages import TargetOperator, WorkRound
 from fractune_core.fleet.redis_names import bundle_blob, model_blob, workload_blob
 from fractune_core.jobs import JobState, Priority
 from fractune_core.names import Collection
-from fractune_core.records import Kind, Status, TuningRecord, candidate_id
+from fractune_core.records import Kind, Status, TuningRecord, candidate_id, joint_time_s
 from fractune_core.shares import with_kernel_shares
 from fractune_server.scheduler.allocation import Budget, OperatorPlan
 from fractune_server.scheduler.fair_queue import Claimant

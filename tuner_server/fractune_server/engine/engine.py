@@ -21,8 +21,7 @@ from fractune_core.fleet.redis_names import bundle_blob, model_blob, tuner_strea
 from fractune_core.jobs import JobState
 from fractune_core.tracing import log_fields
 from fractune_server.engine.active_job import ActiveJob
-from fractune_server.engine.compile_turns import CompileTurns
-from fractune_server.engine.ingest import IngestPhase, ingest_key
+from fractune_server.engine.ingest import CompileTurns, IngestPhase, ingest_key
 from fractune_server.engine.open_jobs import MissingWorkers, OpenJobs
 from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds

@@ -1,8 +1,12 @@
-"""Ingest: a worker turns the model file into operators, once for each model, shapes and target."""
+"""Ingest: a worker turns the model file into operators, once for each model, shapes and target.
+
+The compile workers have one queue, which no owner fills: another's model waits for few pieces of work (`CompileTurns`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.errors import BadModel, some_of
@@ -10,11 +14,39 @@ from fractune_core.fleet.messages import Ingested
 from fractune_core.jobs import JobState, OperatorTask
 from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob, SingleWork
-from fractune_server.engine.compile_turns import CompileTurns
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.work_queues import WorkQueues, request_ingest
+
+_PIECES_A_WORKER = 2
+"""one that runs, and one that waits, so that no worker has to wait for the server"""
+_TASKS = ("ingest", "compile")
+
+
+class CompileTurns:
+    """Not thread-safe: only the engine's thread calls it."""
+
+    def __init__(self) -> None:
+        self._most = _PIECES_A_WORKER
+        self._held: Counter[str] = Counter()
+        """pieces in the queue, by owner"""
+
+    def note_workers(self, count: int) -> None:
+        """There are so many compile workers."""
+        self._most = _PIECES_A_WORKER * max(1, count)
+
+    def recount(self, jobs: Iterable[ActiveJob]) -> None:
+        """Count the pieces that the open jobs have requested."""
+        self._held = Counter(job.stored.owner for job in jobs for work in job.requested if work.task in _TASKS)
+
+    def is_free(self, job: ActiveJob) -> bool:
+        """Whether the job's owner may have another piece in the queue."""
+        return self._held[job.stored.owner] < self._most
+
+    def take(self, job: ActiveJob) -> None:
+        self._held[job.stored.owner] += 1
+
 
 _INGEST = SingleWork("ingest")
 

@@ -25,7 +25,7 @@ from fractune_core.share_kinds import CUDA
 from fractune_core.shares import Share
 from fractune_core.workloads import DIRECT
 from fractune_server.engine.active_job import ActiveJob, SingleWork
-from fractune_server.engine.compile_turns import CompileTurns
+from fractune_server.engine.ingest import CompileTurns
 from fractune_server.engine.rounds import Rounds
 from fractune_server.selection.model_match import best_by_goal, served_secs
 from fractune_server.selection.variants import (

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fractune_core.analysis.joint_time import joint_time_s
 from fractune_core.analysis.roofline import NEAR, roof_part
+from fractune_core.records import joint_time_s
 
 _FLOOR_FRACTION = 2
 """every operator gets at least 1/2 of an equal part of the trials"""

@@ -28,7 +28,7 @@ from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorA
 from fractune_server.services.jobs import arithmetic_to_proto
 from fractune_server.services.models import arriving
 from fractune_server.services.paging import PageTokens, first_page, page_size
-from fractune_server.store.database.pools import namespace_of
+from fractune_server.store.database.sight import namespace_of
 from fractune_server.store.records.log import RecordPlace
 from fractune_server.store.records.rows import RecordFilter, check_record
 from fractune_server.transport.context import CallContext, TenantView

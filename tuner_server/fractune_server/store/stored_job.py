@@ -12,7 +12,7 @@ from fractune_core.names import DEFAULT_TENANT, Collection, place_owner
 from fractune_core.records import Kind
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Device, GrantedShare
-from fractune_server.store.database.pools import pool_of
+from fractune_server.store.database.sight import pool_of
 
 
 @dataclass

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fractune
 from fractune.errors import BadModel
-from fractune.models import graph_shapes, graph_summary, open_sizes, sizes_child
+from fractune.models import graph_shapes, inspection, open_sizes, sizes_child
 from fractune.models.inspection import Inspection, OpenSizes
 from fractune.models.open_sizes import settled
 from fractune_core.codec.plain_json import checked
@@ -47,7 +47,7 @@ def answered_here(order: bytes) -> Any:
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph is examined in this process, which takes a tenth of the time."""
     monkeypatch.setattr(open_sizes, "_answer", answered_here)
-    monkeypatch.setattr(graph_summary, "how_imported", lambda names: [""] * len(names))
+    monkeypatch.setattr(inspection, "how_imported", lambda names: [""] * len(names))
 
 
 def weight(name: str, *shape: int) -> Any:

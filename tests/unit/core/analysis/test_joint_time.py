@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.analysis.joint_time import joint_time_s
+from fractune_core.records import joint_time_s
 
 TIMES = st.lists(st.floats(1e-7, 10.0), min_size=1, max_size=6)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fractune_core.jobs import JobSpec, JobState
 from fractune_server.engine.active_job import ActiveJob, SingleWork
-from fractune_server.engine.compile_turns import CompileTurns
+from fractune_server.engine.ingest import CompileTurns
 from fractune_server.engine.publish import PublishPhase
 from fractune_server.store.stored_job import StoredJob
 from tests.support.samples import DEVICE, granted

@@ -21,8 +21,7 @@ from fractune_core.fleet.redis_names import (
 )
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.records import Kind
-from fractune_server.engine.compile_turns import CompileTurns
-from fractune_server.engine.ingest import ingest_key
+from fractune_server.engine.ingest import CompileTurns, ingest_key
 from fractune_server.engine.open_jobs import OpenJobs
 from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds

@@ -22,7 +22,7 @@ from fractune_core.fleet.redis_names import bundle_blob
 from fractune_core.jobs import JobSpec, JobState
 from fractune_server.engine import publish
 from fractune_server.engine.active_job import ActiveJob
-from fractune_server.engine.compile_turns import CompileTurns
+from fractune_server.engine.ingest import CompileTurns
 from fractune_server.engine.publish import PublishPhase, bundle_id, with_graphs
 from fractune_server.services.jobs import job_to_proto
 from fractune_server.store.stored_job import StoredJob

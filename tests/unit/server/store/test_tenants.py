@@ -15,8 +15,7 @@ from fractune_core.errors import BadRequest, NotFound, QuotaExceeded
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.spending import WorkCost
 from fractune_server.store.database.database import Database
-from fractune_server.store.database.pools import SHARED, pool_of
-from fractune_server.store.database.sight import Sight
+from fractune_server.store.database.sight import SHARED, Sight, pool_of
 from fractune_server.store.database.tables import COMMON, OF_JOBS, job_operators, jobs, metadata, models, records
 from fractune_server.store.database.tenants import StoredTenant
 from fractune_server.store.models import StoredModel

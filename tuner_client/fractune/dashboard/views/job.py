@@ -27,7 +27,7 @@ from fractune.dashboard.views.page import (
 )
 from fractune.dashboard.views.parts import operator_blocks, time_bars
 from fractune.dashboard.views.progress import points_block, progress_charts
-from fractune.features.compete.logged import of_job, runtimes_table
+from fractune.features.compete.results import runtimes_table, times_of_job
 from fractune.features.tune.answer import answer_of, left_to_gain, runtime_name, search_text
 from fractune.features.tune.table import latency_table
 from fractune.server.job_status import JobStatus, ShareResult
@@ -70,7 +70,7 @@ def job(
     """
     of = "the model's operators together"
     progress = {share: model_progress(found, trials, share) for share in found.tuned_at}
-    timed = of_job(found, runtimes)
+    timed = times_of_job(found, runtimes)
     has_ended = found.state in ENDED
     return Page(
         f"{one_line(found.model_name)}: {found.name}",

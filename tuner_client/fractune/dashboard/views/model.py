@@ -26,7 +26,7 @@ from fractune.dashboard.views.page import (
     jobs_block,
     moment,
 )
-from fractune.features.compete.logged import newest, of_job, runtimes_table
+from fractune.features.compete.results import newest_times, runtimes_table, times_of_job
 from fractune.features.knee.report import KneeReport, at_load_knee, drawn_units, fastest_knee
 from fractune.features.knee.table import knee_json, knee_table
 from fractune.features.log.match import MatchResult
@@ -80,7 +80,7 @@ def model(
     knees = _knees(done[0]) if done else []
     facts, fits, answered = ([], [], None) if limits is None else fitting.answer(done[0], limits)
     shares = tuple(dict.fromkeys([share, *(at for each in jobs for at in each.tuned_at)]))
-    timed = newest(runtimes)
+    timed = newest_times(runtimes)
     return Page(
         f"Model {one_line(jobs[0].model_name)}",
         {
@@ -94,7 +94,7 @@ def model(
             "knee": [knee_json(each) for each in knees],
             "fit": answered,
         },
-        lead=f"the newest job: {answer_text(done[0], of_job(done[0], runtimes))}" if done else "",
+        lead=f"the newest job: {answer_text(done[0], times_of_job(done[0], runtimes))}" if done else "",
         facts=(("sha256", Cell(digest)), ("fit", Cell(_fit_command(jobs[0], goal), is_code=True)), *facts),
         charts=[*_history(jobs, others), *map(_knee_chart, knees)],
         blocks=(

@@ -1,4 +1,4 @@
-"""What a bundle holds of its comparisons with other runtimes."""
+"""What a bundle holds of its comparisons with other runtimes, and the log of their times."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import contextlib
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fractune.server.job_status import JobStatus
 from fractune.text.rendering import Column, Table
-from fractune.text.text import disturbed_notes, estimate_text, marked_time
+from fractune.text.text import disturbed_notes, estimate_text, marked_time, moment_text
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.disturbed import is_disturbed
+from fractune_core.errors import one_line
 from fractune_core.files.buckets import Buckets, input_shapes, shape_text, sizes_text
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, OURS, Between, Compared, Runtime, between_of
@@ -184,3 +186,54 @@ def _json(each: Contest) -> dict[str, Any]:
     serves = {goal: each.compared.winner(goal) for goal in ("latency", "throughput")}
     shape = each.shape or None
     return {"event": "compared", "shape": shape, "share": each.share, **each.compared.to_json(), "serves": serves}
+
+
+_HOW = (
+    "the runtime and the bundle of that time, interleaved, both confined to the share; paced: with pauses",
+    "bundle over it: the bundle's time over the runtime's, with the 95 % interval; above 1 the runtime is faster",
+)
+
+
+def newest_times(times: Sequence[RuntimeTime]) -> list[RuntimeTime]:
+    """Of times that come newest first, one for each runtime at each share and shape."""
+    found: dict[Hashable, RuntimeTime] = {}
+    for each in times:
+        found.setdefault((shape_text(each.inputs), each.share, each.runtime), each)
+    return [found[key] for key in sorted(found, key=str)]
+
+
+def times_of_job(job: JobStatus, times: Sequence[RuntimeTime]) -> list[RuntimeTime]:
+    """The newest at the job's shares, with inputs of the shapes that the job gives."""
+    return newest_times([each for each in times if each.share in job.tuned_at and _has_shapes(each, job)])
+
+
+def _has_shapes(each: RuntimeTime, job: JobStatus) -> bool:
+    return all(each.inputs.get(name) == list(shape) for name, shape in job.spec.inputs.items() if shape)
+
+
+def runtimes_table(times: Sequence[RuntimeTime]) -> Table:
+    """A row for each."""
+    columns = (
+        *(Column("inputs", wraps_at=24), Column("share"), Column("runtime")),
+        *(
+            Column("in a loop", numbers=True),
+            Column("the bundle", numbers=True),
+            Column("bundle over it", numbers=True),
+        ),
+        *(Column("paced", numbers=True), Column("the bundle", numbers=True), Column("bundle over it", numbers=True)),
+        *(Column("host", dispensable=1), Column("measured", dispensable=2)),
+    )
+    cells = tuple(
+        (
+            *(one_line(shape_text(each.inputs)), each.share, one_line(f"{each.runtime} {each.version}")),
+            *(_time(each, each.loop_s), _time(each, each.bundle_loop_s), estimate_text(each.loop_ratio)),
+            *(_time(each, each.paced_s), _time(each, each.bundle_paced_s), estimate_text(each.paced_ratio)),
+            *(one_line(each.host), moment_text(each.measured_at)),
+        )
+        for each in times
+    )
+    return Table(title="Other runtimes", columns=columns, cells=cells, notes=(*_HOW, *disturbed_notes(times)))
+
+
+def _time(each: RuntimeTime, secs: float) -> str:
+    return marked_time(secs, at_most=is_disturbed(each.others_cores))

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fractune.features.pair.arrangement import Arrangement, arrange, usable_cores
-from fractune.features.pair.result import PairSide, PairTimes, RateLatency, measured_pair
+from fractune.features.pair.result import PairSide, PairTimes, RateLatency, measured_pair, pair_json, pair_table
 from fractune.features.pair.run import CoLocation, CoRunner, Program, co_located, time_rounds
-from fractune.features.pair.table import pair_json, pair_table
 from fractune.local.stack import own_env
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.rendering import Table

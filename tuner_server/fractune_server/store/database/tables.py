@@ -28,7 +28,7 @@ ENDED = [state.value for state in JobState if not state.open]
 """states of ended jobs"""
 
 _POOL = String(128)
-"""a tenant and one of its namespaces: `fractune_server.store.database.pools.pool_of`"""
+"""a tenant and one of its namespaces: `fractune_server.store.database.sight.pool_of`"""
 
 
 def _tenant(*, primary_key: bool = False) -> Column[str]:

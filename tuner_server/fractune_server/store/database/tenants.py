@@ -12,8 +12,7 @@ from fractune_core.access.tokens import Quotas
 from fractune_core.errors import BadRequest, NotFound
 from fractune_core.names import DEFAULT_TENANT, check_tenant
 from fractune_server.store.database.database import Repository
-from fractune_server.store.database.pools import SHARED, pool_of
-from fractune_server.store.database.sight import Sight
+from fractune_server.store.database.sight import SHARED, Sight, pool_of
 from fractune_server.store.database.tables import ENDED, jobs, models, records, tenants, tokens, validation_versions
 
 

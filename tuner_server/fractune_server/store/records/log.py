@@ -19,7 +19,7 @@ from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.spending import Spending, WorkCost
 from fractune_core.workloads import INEXACT, check_workload, is_exact, text_of
 from fractune_server.store.database.database import NAMES, Database, Repository, rows_for
-from fractune_server.store.database.pools import namespace_of, pool_of
+from fractune_server.store.database.sight import namespace_of, pool_of
 from fractune_server.store.database.tables import jobs, pieces, records, workloads
 from fractune_server.store.database.tenants import seen_pools, shares_searches
 from fractune_server.store.records.record_counts import COUNTED, CountCache, RecordGroup, count_records, record_totals

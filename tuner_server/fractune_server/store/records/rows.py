@@ -20,8 +20,7 @@ from fractune_core.shares import GrantedShare, Share
 from fractune_core.targets import read_attributes
 from fractune_core.workloads import is_workload_hash, trace_of
 from fractune_server.store.database.database import as_dict
-from fractune_server.store.database.pools import namespace_of
-from fractune_server.store.database.sight import Sight
+from fractune_server.store.database.sight import Sight, namespace_of
 from fractune_server.store.database.tables import job_operators, jobs, records
 
 

@@ -17,7 +17,7 @@ from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.names import DEFAULT_TENANT
 from fractune_core.records import Kind, TuningRecord
 from fractune_server.store.database.database import NAMES, Database, parts, rows_for
-from fractune_server.store.database.pools import SHARED
+from fractune_server.store.database.sight import SHARED
 from fractune_server.store.database.tables import records, validation_versions
 from fractune_server.store.records.rows import RecordReader
 

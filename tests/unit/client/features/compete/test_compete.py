@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from fractune.features.compete.compete import check_runtimes
-from fractune.features.compete.logged import runtimes_table
-from fractune.features.compete.results import CompeteResult, Contest
+from fractune.features.compete.results import CompeteResult, Contest, runtimes_table
 from fractune_core.errors import BadRequest
 from fractune_core.files.compared import OURS, Compared, Timed
 from tests.support.measured_pairs import runtime_time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fractune.features.packs.pack import past_trials
+from fractune.features.packs import past_trials
 from fractune_core.fleet.messages import PastTrial
 from fractune_core.records import TRIAL_POLICY, Status, TuningRecord
 from tests.support.samples import validation

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune.features.packs.wheels import carry_wheels, write_smaller
+from fractune.features.packs import carry_wheels, write_smaller
 from fractune_core.errors import BadRequest, FractuneError
 
 

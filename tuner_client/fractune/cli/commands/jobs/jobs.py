@@ -16,7 +16,7 @@ from fractune.cli.ending import end_without, run_when_done
 from fractune.cli.printing import HEAVIEST, print_answer, print_details, print_json, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
-from fractune.features.compete.logged import of_job
+from fractune.features.compete.results import times_of_job
 from fractune.features.tune.answer import Answer, answer_json, answer_of
 from fractune.features.tune.table import result_json
 from fractune.local.state import default_state_dir
@@ -121,7 +121,7 @@ def show(
 
 def _answer(client: Client, job: JobStatus) -> Answer:
     """With what the log has of other runtimes at the job's shares."""
-    times = of_job(job, client.runtime_times(job.model))
+    times = times_of_job(job, client.runtime_times(job.model))
     return answer_of(job, times, "" if times else "'fractune compete BUNDLE --model MODEL --record' does that")
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.features.packs.measure import measure as measure_pack
-from fractune.features.packs.wheels import carry_wheels, requirements
+from fractune.features.packs import carry_wheels, requirements
+from fractune.features.packs import measure as measure_pack
 from fractune_core.errors import BadRequest
 from fractune_core.shares import Share, share_names
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.features.packs.pack import pack as pack_model
+from fractune.features.packs import pack as pack_model
 
 
 def pack(

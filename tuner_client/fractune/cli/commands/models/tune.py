@@ -24,9 +24,8 @@ from fractune.features.shapes.sample import chosen_sizes
 from fractune.features.tune.answer import MOST_ROWS
 from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
 from fractune.features.tune.job_file import written
-from fractune.features.tune.result import TuneResult
+from fractune.features.tune.result import TuneResult, parts_table, result_events, shapes_table
 from fractune.features.tune.shape_jobs import submit_each
-from fractune.features.tune.shapes_table import parts_table, result_events, shapes_table
 from fractune.features.tune.tune import tune as tune_model
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir

@@ -1,1 +1,0 @@
-"""Packs: `fractune pack` and `fractune measure`."""
