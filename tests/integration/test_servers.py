@@ -7,6 +7,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,21 @@ from tests.support.processes.server_environments import python_of
 
 REQUESTS = 16
 TRITON_CLIENT = """
-import json, sys
+import grpc, itertools, json, sys
 import numpy as np
 import tritonclient.grpc, tritonclient.http
 answers = []
+raw, shapes = tritonclient.grpc.service_pb2, ([], [-1], [-1, 16], [2**62, 2**62], [0], [1, 16])
+by_grpc = tritonclient.grpc.InferenceServerClient(sys.argv[2])
+for datatype in ("INT64", "FP32", "BYTES", "BF16", "", "x"):
+    for shape, content in itertools.product(shapes, (b"", b"x" * 7, b"\\xff" * 4, b"x" * 4096)):
+        wrong = raw.ModelInferRequest(model_name="model", raw_input_contents=[content])
+        wrong.inputs.add(name="ids", datatype=datatype, shape=shape)
+        try:
+            by_grpc._client_stub.ModelInfer(wrong)
+            raise SystemExit(f"{datatype} {shape} {content} was answered")
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, (datatype, shape, content, error)
 for kind, address in ((tritonclient.http, sys.argv[1]), (tritonclient.grpc, sys.argv[2])):
     client = kind.InferenceServerClient(address)
     assert client.is_server_live() and client.is_model_ready("model")
@@ -77,9 +89,11 @@ def test_a_server_answers_as_onnx_runtime_does_and_drains(
             for each in json.loads(answer)["outputs"]:
                 np.testing.assert_allclose(np.reshape(each["data"], each["shape"]), expected[each["name"]], 1e-4, 1e-5)
         check_metrics(name, server)
-        assert server.post(request_of({"ids": texts[0]["ids"]}))[0] == 400
-        assert server.post(b"{")[0] in {400, 422}
-        assert server.post(requests[0].replace(b"1", b"null", 1))[0] in {400, 422}
+        check_routes(server)
+        for body in hostile_bodies(requests[0]):
+            status, answer = server.post(body)
+            assert status == 400, (body[:200], answer)
+            assert len(answer) < 3000
         assert server.post(b" " * (MOST_BODY_BYTES + 1))[0] == 413
         assert server.post(requests[0])[0] == 200
         if name == "kserve":
@@ -96,6 +110,63 @@ def test_a_server_answers_as_onnx_runtime_does_and_drains(
 def text_of(seed: int) -> dict[str, np.ndarray[Any, Any]]:
     ids = np.random.default_rng(seed).integers(0, 10, (1, 16))
     return {"ids": ids, "mask": np.ones_like(ids)}
+
+
+def check_routes(server: ModelServer) -> None:
+    """Those of the Open Inference Protocol."""
+    paths = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/model", "/v2/models/model/ready")
+    answers = {path: server.get(path) for path in paths}
+    assert {status for status, _ in answers.values()} == {200}, answers
+    inputs = json.loads(answers["/v2/models/model"][1])["inputs"]
+    assert inputs == [{"name": name, "datatype": "INT64", "shape": [-1, 16]} for name in ("ids", "mask")]
+    assert {server.get(path)[0] for path in ("/v2/models/other", "/v2/models/other/ready")} == {404}
+
+
+def hostile_bodies(right: bytes) -> Iterator[bytes]:
+    """A request with each of its values replaced by strange ones, and bodies that are no request."""
+    strange: tuple[Any, ...] = (
+        None,
+        True,
+        -1,
+        0,
+        1.5,
+        10**30,
+        "",
+        "x",
+        "x" * 5000,
+        "\ud800",
+        "\0",
+        [],
+        [[]],
+        {},
+        {"a": 1},
+        [None],
+    )
+    shapes = ([-1, 16], [-1], [2**62, 2**62], [2**70], [1, 1.5], [1] * 40, [1] * 1000)
+    datatypes = ("FP32", "BYTES", "BF16", "FP16", "BOOL", "UINT8")
+    for name, others in {
+        "datatype": datatypes,
+        "shape": shapes,
+        "name": ("mask",),
+        "data": ([1e999], ["1"] * 16),
+    }.items():
+        for value in (*strange, *others):
+            request = json.loads(right)
+            request["inputs"][0][name] = value
+            yield json.dumps(request).encode()
+    for value in strange:
+        yield json.dumps({**json.loads(right), "inputs": value}).encode()
+        yield json.dumps({**json.loads(right), "inputs": [value]}).encode()
+        yield json.dumps(value).encode()
+    yield json.dumps({**json.loads(right), "id": "\ud800"}).encode()
+    yield from (
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"\xff\xfe",
+        right.replace(b"1", b"NaN", 1),
+        right.replace(b"1", b"9" * 5000, 1),
+    )
 
 
 def check_metrics(name: str, server: ModelServer) -> None:

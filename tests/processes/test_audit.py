@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -12,11 +13,14 @@ from typing import Any
 import grpc
 import pytest
 
-from fractune_core.access.tokens import Quotas, Scope
+from fractune_core.access.tokens import Quotas, Reach, Scope
+from fractune_core.errors import NotFound
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.access.authenticator import BURST
 from fractune_server.admin import Admin
+from fractune_server.backup import back_up
 from fractune_server.instruments import Instruments
+from fractune_server.operator_audit import note_audit
 from fractune_server.services import audit
 from fractune_server.services.audit import AuditFile
 from tests.processes.test_access import client_credentials
@@ -62,7 +66,7 @@ def test_each_call_has_a_line_that_says_who_and_what_and_how_it_ended(tmp_path: 
                 with pytest.raises(grpc.RpcError):
                     client.job(job)
     text = file.read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
+    lines = [line for line in map(json.loads, text.splitlines()) if not line["call"].startswith("admin/")]
     found = [(each["call"], each["token"], each["tenant"], each["object"], each["result"]) for each in lines]
     looks = '"looks\n'
     assert found[:6] == [
@@ -79,6 +83,31 @@ def test_each_call_has_a_line_that_says_who_and_what_and_how_it_ended(tmp_path: 
     assert CONTENT not in text
     assert submit.secret not in text
     assert file.stat().st_mode & 0o077 == 0
+
+
+def test_an_operators_commands_have_lines_too(tmp_path: Path) -> None:
+    """The server is told of none of them. A later one without an audit ends the lines."""
+    file, admin = tmp_path / "audit", Admin(tmp_path / "state")
+    with audited(tmp_path, file):
+        admin.create_tenant("a", Quotas())
+        token = admin.create_token("ci", Scope.READ, None, Quotas(), reach=Reach("a"))
+        admin.revoke_token(token.token_id)
+        with pytest.raises(NotFound):
+            admin.remove_tenant("b")
+        back_up(tmp_path / "state", tmp_path / "copy")
+    lines = list(map(json.loads, file.read_text().splitlines()))
+    assert [(each["call"], each["tenant"], each["object"], each["result"]) for each in lines] == [
+        ("admin/tenant create", "a", "", "OK"),
+        ("admin/token create", "a", token.token_id, "OK"),
+        ("admin/token revoke", "", token.token_id, "OK"),
+        ("admin/tenant remove", "b", "", "NotFound"),
+        ("admin/backup", "", str(tmp_path / "copy"), "OK"),
+    ]
+    assert {each["address"] for each in lines} == {f"user:{getpass.getuser()}"}
+    assert token.secret not in file.read_text()
+    note_audit(tmp_path / "state", None)
+    admin.list_tokens()
+    assert len(file.read_text().splitlines()) == len(lines)
 
 
 def test_a_line_that_cannot_be_written_fails_no_call(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.client_samples import job_script
 from tests.support.processes.cli_process import await_event, error_line, run_fractune, start_fractune, stopped_at_end
+from tests.support.processes.redis_process import wait_until
 from tests.support.processes.scripted_server import ScriptedServer, serving
 
 
@@ -42,6 +43,22 @@ def test_it_serves_pages_until_it_is_stopped_with_streams_open() -> None:
             process.wait(timeout=30)
             assert time.monotonic() - began < 5
             stream.close()
+
+
+def test_pages_may_start_before_their_server(tmp_path: Path) -> None:
+    """One line says that it is away."""
+    address = f"unix:{tmp_path}/s"
+    given = ("dashboard", "--server", address, "--listen", "127.0.0.1:0", "--insecure", "--json")
+    with stopped_at_end(start_fractune(*given)) as process:
+        where = str(await_event(process, event="ready")["address"]).split("/")[2]
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert said.startswith(f"fractune: no fractune server answers at {address}")
+        assert said.endswith("; the pages go on trying\n")
+        assert b"jobs/j1" not in read(where, Accept="application/json")
+        with serving(ScriptedServer(), address) as server:
+            server.script = job_script()[-1:]
+            wait_until(lambda: b"jobs/j1" in read(where, Accept="application/json"))
 
 
 def status_of(where: str, **headers: str) -> int:

@@ -70,8 +70,7 @@ class BucketedModel(Model):
         held = Buckets.from_json(bundle.manifest["buckets"])
         self.axes, self._pad, self.padding = held.axes, held.pad, held.padding
         self._options = options
-        self.inputs = _open_specs(self._interface.inputs, self.axes.inputs)
-        self.outputs = _open_specs(self._interface.outputs, self.axes.outputs)
+        self.inputs, self.outputs = open_interface(bundle)
         self._interfaces = [Interface(member) for member in bundle.members]
         self.buckets = [input_shapes(member.manifest) for member in bundle.members]
         self.bucket_sizes = [self.axes.sizes(shapes) for shapes in self.buckets]
@@ -325,6 +324,12 @@ def _text(inputs: Any) -> str:
 def _shape_text(value: Any) -> str:
     shape = getattr(value, "shape", None)
     return f"is a Python {type(value).__name__}" if shape is None else str(list(shape))
+
+
+def open_interface(bundle: Bundle) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """The inputs and outputs with None for each open axis."""
+    found, axes = Interface(bundle), Buckets.from_json(bundle.manifest["buckets"]).axes
+    return _open_specs(found.inputs, axes.inputs), _open_specs(found.outputs, axes.outputs)
 
 
 def _open_specs(specs: Sequence[TensorSpec], axes: Mapping[str, Sequence[str | None]]) -> list[TensorSpec]:

@@ -19,7 +19,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
-from fractune_core.codec.plain_json import json_bytes, strict_json
+from fractune_core.codec.plain_json import is_storable, json_bytes, strict_json
 from fractune_core.errors import BadRequest, FractuneError, first_line, shortened
 from fractune_core.files.buckets import BATCH
 from fractune_core.share_kinds import CPU
@@ -168,8 +168,7 @@ class Endpoint:
 
     def _wanted(self, request: dict[str, Any]) -> list[str]:
         """The names of the outputs that a request names, by default of all. Raises BadRequest, also for a wrong id."""
-        if not isinstance(request.get("id", ""), str):
-            raise BadRequest("the request's 'id' is not a text")
+        check_id(request.get("id", ""))
         names, given = [spec.name for spec in self.outputs], request.get("outputs") or []
         each_of = given if isinstance(given, list) else [given]
         wanted = [each.get("name") if isinstance(each, dict) else None for each in each_of]
@@ -202,12 +201,23 @@ TYPES = {
 TYPE_OF = {name: datatype for datatype, name in TYPES.items()}
 
 
+def check_id(given: Any) -> None:
+    """Raises BadRequest for an id that no answer can have."""
+    if not is_storable(given):
+        raise BadRequest("the request's 'id' is not a text")
+
+
 def arrays_in(request: Any) -> dict[str, Array]:
     """The inputs of a request of the Open Inference Protocol in JSON. Raises BadRequest."""
     inputs = request.get("inputs") if isinstance(request, dict) else None
     if not isinstance(inputs, list):
         raise BadRequest("the request has no list 'inputs'")
-    arrays = dict(map(array_in, inputs))
+    return by_name(list(map(array_in, inputs)))
+
+
+def by_name(inputs: Sequence[tuple[str, Array]]) -> dict[str, Array]:
+    """Raises BadRequest for two of one name."""
+    arrays = dict(inputs)
     if len(arrays) < len(inputs):
         raise BadRequest("the request has two inputs of one name")
     return arrays
@@ -220,17 +230,22 @@ def array_in(tensor: Any) -> tuple[str, Array]:
     name = tensor.get("name") if isinstance(tensor, dict) else None
     if not isinstance(name, str):
         raise BadRequest("an input of the request has no 'name'")
-    dtype, shape = TYPES.get(str(tensor.get("datatype"))), tensor.get("shape")
+    dtype = TYPES.get(str(tensor.get("datatype")))
     if dtype is None or dtype == "bfloat16":
         raise BadRequest(
             f"input {shortened(name, 60)!r}: 'datatype' is not a type of numbers in JSON, such as FP32 or INT64"
         )
+    return name, shaped(name, _numbers(shortened(name, 60), tensor.get("data"), np.dtype(dtype)), tensor.get("shape"))
+
+
+def shaped(name: str, numbers: Array, shape: Any) -> Array:
+    """The numbers of an input in the shape that a request has for it. Raises BadRequest."""
     if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(type(each) is int for each in shape):
         raise BadRequest(f"input {shortened(name, 60)!r}: 'shape' is not a list of at most {_MOST_AXES} sizes")
-    array = _numbers(shortened(name, 60), tensor.get("data"), np.dtype(dtype))
-    if min(shape, default=0) < 0 or max(shape, default=0) > max(array.size, 1) or array.size != math.prod(shape):
-        raise BadRequest(f"input {shortened(name, 60)!r} has {array.size} numbers, which is not what 'shape' says")
-    return name, array.reshape(shape)
+    most = max(numbers.size, 1)
+    if not all(0 <= each <= most for each in shape) or numbers.size != math.prod(shape):
+        raise BadRequest(f"input {shortened(name, 60)!r} has {numbers.size} numbers, which is not what 'shape' says")
+    return numbers.reshape(shape)
 
 
 def _numbers(name: str, data: Any, dtype: Any) -> Array:
@@ -251,6 +266,12 @@ def _numbers(name: str, data: Any, dtype: Any) -> Array:
     if dtype.kind == "f" and not np.isfinite(found).all():
         raise BadRequest(f"input {name!r}: 'data' has numbers that {dtype} does not hold")
     return found
+
+
+def tensor_type(spec: TensorSpec) -> dict[str, Any]:
+    """An input or output as the metadata of the Open Inference Protocol has it: -1 is a size that a request chooses."""
+    shape = [-1 if size is None else size for size in spec.shape]
+    return {"name": spec.name, "datatype": TYPE_OF.get(spec.dtype, spec.dtype.upper()), "shape": shape}
 
 
 def described(name: str, array: Array) -> dict[str, Any]:

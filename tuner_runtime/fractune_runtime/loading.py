@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.served import ServiceGoal
 from fractune_runtime.model import Model
+from fractune_runtime.tvm_runtime.interface import Interface
+
+if TYPE_CHECKING:
+    from fractune_runtime.tvm_runtime.tensors import TensorSpec
 
 
 def load(
@@ -84,6 +88,20 @@ def model_of(bundle: Bundle, *, split: Literal["batch"] | None = None, **options
     if split is not None:
         raise BadRequest(f"split is '{split}', and {bundle.name} has one shape alone; leave split out")
     return Model(bundle, **options)
+
+
+def interface_of(bundle: Bundle) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """The inputs and outputs of its model, without loading it."""
+    if "buckets" in bundle.manifest:
+        from fractune_runtime.bucketed_model import open_interface
+
+        return open_interface(bundle)
+    if "stages" in bundle.manifest:
+        from fractune_runtime.staged_model import staged_interface
+
+        return staged_interface(bundle)
+    found = Interface(bundle)
+    return found.inputs, found.outputs
 
 
 def open_bundle(source: str | os.PathLike[str] | bytes, public_key_pem: str | bytes | None = None) -> Bundle:

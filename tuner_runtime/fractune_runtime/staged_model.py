@@ -55,7 +55,7 @@ class StagedModel(Model):
             raise BadBundle(f"{bundle.name} is of a model in parts, which run on a CPU; tune it for CPU shares")
         self.bundle = bundle
         self.stages = Stages.from_json(bundle.manifest["stages"])
-        self.inputs, self.outputs = _specs(self.stages.inputs), _specs(self.stages.outputs)
+        self.inputs, self.outputs = staged_interface(bundle)
         self.slots = ()
         self._goal = options.get("goal", "latency")
         self._uses_runtimes = options.get("runtimes", True) and options.get("threads") is None
@@ -211,8 +211,10 @@ def _check_names(name: str, step: Step, session: Session) -> None:
             raise BadBundle(f"{name} has {', '.join(names)} where the bundle says {wanted}; make the bundle again")
 
 
-def _specs(described: Sequence[Tensor]) -> list[TensorSpec]:
-    return list(map(_spec, described))
+def staged_interface(bundle: Bundle) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """The inputs and outputs of the whole model."""
+    stages = Stages.from_json(bundle.manifest["stages"])
+    return list(map(_spec, stages.inputs)), list(map(_spec, stages.outputs))
 
 
 def _spec(each: Tensor) -> TensorSpec:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fractune_core.access.tokens import DEFAULT_REACH, Quotas, Reach, Scope, TokenText
 from fractune_core.jobs import Priority
+from fractune_server.operator_audit import audited
 from fractune_server.store.database.database import Database
 from fractune_server.store.database.sight import Sight
 from fractune_server.store.database.tenants import StoredTenant, TenantStore
@@ -24,6 +25,7 @@ class Admin:
 
     def __init__(self, state_dir: Path, database_url: str | None = None) -> None:
         self._url = database_url or sqlite_url(state_dir)
+        self._state = state_dir
 
     def create_token(
         self,
@@ -36,13 +38,15 @@ class Admin:
     ) -> TokenText:
         """Raises StateUnusable without a database of this version, NotFound for an unknown tenant."""
         expires_at = None if lifetime_s is None else time.time() + lifetime_s
-        with self._database() as database:
+        with self._database() as database, audited(self._state, "token create", reach.tenant, "") as line:
             TenantStore(database).check(reach.tenant)
-            return TokenStore(database).create(name, scope, expires_at, quotas, max_priority, reach)
+            made = TokenStore(database).create(name, scope, expires_at, quotas, max_priority, reach)
+            line["object"] = made.token_id
+            return made
 
     def list_tokens(self) -> list[dict[str, Any]]:
         """Tokens as plain values without their secrets, oldest first. Raises StateUnusable."""
-        with self._database() as database:
+        with self._database() as database, audited(self._state, "token list", "", ""):
             tokens = TokenStore(database)
             return [
                 {
@@ -64,17 +68,17 @@ class Admin:
 
     def revoke_token(self, token_id: str) -> bool:
         """False if it was revoked before. Raises NotFound, StateUnusable."""
-        with self._database() as database:
+        with self._database() as database, audited(self._state, "token revoke", "", token_id):
             return TokenStore(database).revoke(token_id)
 
     def create_tenant(self, name: str, quotas: Quotas, weight: int = 1, *, shares_searches: bool = False) -> None:
         """Raises BadRequest for a name that is taken or wrong, StateUnusable."""
-        with self._database() as database:
+        with self._database() as database, audited(self._state, "tenant create", name, ""):
             TenantStore(database).create(StoredTenant(name, quotas, weight, shares_searches))
 
     def list_tenants(self) -> list[dict[str, Any]]:
         """Tenants as plain values, with what they use. Raises StateUnusable."""
-        with self._database() as database:
+        with self._database() as database, audited(self._state, "tenant list", "", ""):
             return [
                 {
                     "tenant": each.name,
@@ -88,7 +92,7 @@ class Admin:
 
     def set_tenant(self, name: str, quotas: Mapping[str, int | None], changes: Mapping[str, Any]) -> None:
         """Change these of its quotas, and these of its other fields. Raises NotFound, BadRequest, StateUnusable."""
-        with self._database() as database:
+        with self._database() as database, audited(self._state, "tenant set", name, ""):
             tenants = TenantStore(database)
             tenants.check(name)
             before = tenants.get(name)
@@ -96,7 +100,7 @@ class Admin:
 
     def remove_tenant(self, name: str) -> None:
         """Raises NotFound, BadRequest for a tenant that has something, StateUnusable."""
-        with self._database() as database:
+        with self._database() as database, audited(self._state, "tenant remove", name, ""):
             TenantStore(database).remove(name)
 
     @contextlib.contextmanager

@@ -27,6 +27,7 @@ from fractune_core import __version__
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.files.bundles import SUFFIX
 from fractune_core.host.machine import is_full
+from fractune_server.operator_audit import audited
 from fractune_server.store.blob_files import StateFolder
 
 _FORMAT = 1
@@ -60,7 +61,10 @@ def back_up(state: Path, file: Path) -> BackupSummary:
     file = file.absolute()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".backup-") as drafts:
+        with (
+            audited(state, "backup", "", str(file)),
+            tempfile.TemporaryDirectory(dir=file.parent, prefix=".backup-") as drafts,
+        ):
             moment, archive = Path(drafts) / _DATABASE, Path(drafts) / "archive"
             _copy_database(database, moment)
             records, jobs = _counts(moment)

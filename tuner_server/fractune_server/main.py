@@ -40,6 +40,7 @@ from fractune_server.engine.engine import Engine
 from fractune_server.monitoring.collector import Metrics, ServerCollector
 from fractune_server.monitoring.endpoint import Endpoint
 from fractune_server.monitoring.health import Health
+from fractune_server.operator_audit import note_audit
 from fractune_server.selection.model_match import Matcher
 from fractune_server.services.audit import AuditedObject, AuditFile, AuditInterceptor
 from fractune_server.services.fleet import FleetService
@@ -231,6 +232,7 @@ def _serve(
     health.servicer.expect(_services())
     authenticator = _authenticator(options, context)
     audit = None if options.audit is None else AuditFile(options.audit, context.instruments)
+    note_audit(options.state_dir, options.audit)
     server = make_server(context, stopping, health.servicer, authenticator, audit)
     address = bind(server, options.listen, credentials)
     if options.local_socket is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import threading
@@ -18,7 +19,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fractune.features.shapes.join import join
 from fractune_core.errors import BadRequest
 from fractune_runtime.endpoint import Busy, Endpoint, described
-from fractune_runtime.loading import load
+from fractune_runtime.loading import interface_of, load, open_bundle
+from fractune_runtime.serving import metadata
 from tests.unit.conftest import Small
 
 
@@ -99,7 +101,7 @@ def test_more_than_may_wait_is_refused(batches: Path, monkeypatch: pytest.Monkey
         ([], "no list 'inputs'"),
         ({"inputs": [{}]}, "no 'name'"),
         ({"inputs": [{"name": "x", "datatype": "FP33", "shape": [1]}]}, "'datatype'"),
-        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1], "data": [1]}]}, "'shape'"),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1], "data": [1]}]}, "what 'shape' says"),
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": ["a"]}]}, "not numbers"),
         ({"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": [1 << 70]}]}, "not numbers"),
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1]}]}, "has 1 numbers"),
@@ -112,6 +114,7 @@ def test_more_than_may_wait_is_refused(batches: Path, monkeypatch: pytest.Monkey
         ({"inputs": [{"name": "x", "datatype": "FP16", "shape": [1], "data": [1e9]}]}, "float16 does not hold"),
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}] * 2}, "two inputs of one name"),
         ({"inputs": [], "id": 7}, "'id' is not a text"),
+        ({"inputs": [], "id": "\ud800"}, "'id' is not a text"),
         ({"inputs": [], "outputs": [{"name": "other"}]}, "outputs of the model, which are"),
         ({"inputs": [], "outputs": "all"}, "outputs of the model, which are"),
         ({"inputs": [{"name": "strange", "datatype": "FP32", "shape": [1], "data": [1]}]}, "strange"),
@@ -138,6 +141,14 @@ def test_an_answer_has_the_id_of_its_request_and_the_outputs_that_it_names(encod
 def test_a_body_that_is_not_json_is_named(small: Small, body: bytes, complaint: str) -> None:
     with Endpoint(small.bundle) as endpoint, pytest.raises(BadRequest, match=complaint):
         asyncio.run(endpoint.infer_json(body))
+
+
+def test_the_metadata_of_a_bundle_are_those_of_its_loaded_model(small: Small, in_parts: Small, batches: Path) -> None:
+    for path in (small.bundle, in_parts.bundle, batches):
+        with contextlib.closing(open_bundle(path)) as bundle:
+            model = load(path)
+            assert interface_of(bundle) == (model.inputs, model.outputs)
+    assert [each["shape"] for each in metadata(str(batches))["inputs"]] == [[-1, 16]] * 2
 
 
 def test_a_wrong_request_fails_none_that_wait_beside_it(batches: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fractune.local.model_server import SERVERS
 from fractune_runtime import serving
-from fractune_runtime.serving import BodyLimit, settings
+from fractune_runtime.serving import BodyLimit, Protocol, settings
 from tests.unit.conftest import Small
 
 
@@ -78,23 +82,80 @@ def test_all_bodies_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "complaint"),
+    ("name", "text", "code", "complaint"),
     [
-        ("BUNDLE", "", "BUNDLE is not set"),
-        ("BUNDLE", "/none.fractune", "BUNDLE: .*none.fractune"),
-        ("REPLICAS", "-1", "REPLICAS='-1': give a number from 1 to 4096"),
-        ("THREADS", "9" * 5000, "THREADS='9{40}': give"),
-        ("THREADS", "0000000019999", "THREADS=.0000000019999.: give a number from 1 to 4096"),
-        ("PORT", "70000", "PORT='70000': give a number from 1 to 65535"),
+        ("BUNDLE", "", 2, "BUNDLE is not set"),
+        ("BUNDLE", "/none.fractune", 8, "BUNDLE: none.fractune"),
+        ("REPLICAS", "-1", 2, "REPLICAS='-1': give a number from 1 to 4096"),
+        ("THREADS", "9" * 5000, 2, f"THREADS='{'9' * 40}': give"),
+        ("THREADS", "0000000019999", 2, "THREADS='0000000019999': give a number from 1 to 4096"),
+        ("PORT", "70000", 2, "PORT='70000': give a number from 1 to 65535"),
     ],
 )
 def test_a_wrong_setting_is_one_line(
-    small: Small, monkeypatch: pytest.MonkeyPatch, name: str, text: str, complaint: str
+    small: Small,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    text: str,
+    code: int,
+    complaint: str,
 ) -> None:
     monkeypatch.setenv("BUNDLE", str(small.bundle))
     monkeypatch.setenv(name, text)
-    with pytest.raises(SystemExit, match=complaint):
+    with pytest.raises(SystemExit) as ended:
         serving.port() if name == "PORT" else settings()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (ended.value.code, line.startswith("fractune: ")) == (code, True)
+    assert complaint in line
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_without_its_package_says_what_to_install(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in SERVERS[name]:
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"fractune_runtime.serving.{name}", run_name="__main__")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 1
+    assert line.replace("'", "").startswith("fractune: this server cannot start (import of ")
+    assert f"; pip install {name}" in line.replace("'", "")
+
+
+def test_a_server_answers_what_the_protocol_asks_of_it(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUNDLE", str(small.bundle))
+    asked_for = []
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        del receive, send
+        asked_for.append((scope["method"], scope["path"]))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def answer(path: str, method: str = "GET") -> Any:
+        sent: list[dict[str, Any]] = []
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await Protocol(app)({"type": "http", "method": method, "path": path}, receive, send)
+        return json.loads(sent[1]["body"]) if sent else None
+
+    assert asyncio.run(answer("/v2/health/live/")) == {"live": True}
+    assert asyncio.run(answer("/v2"))["name"] == "fractune"
+    model = asyncio.run(answer("/v2/models/model"))
+    assert (model["name"], model["inputs"]) == (
+        "model",
+        [{"name": "x", "datatype": "FP32", "shape": [1, 4, 16, 16]}],
+    )
+    for path in ("/v2/models/model/ready", "/v2/models/other", "/v2/models/other/ready"):
+        assert asyncio.run(answer(path)) is None
+    assert asyncio.run(answer("/v2", "POST")) is None
+    paths = ("/v2/health/ready", "/v2/models/other", "/v2/models/other/ready")
+    assert asked_for == [*(("GET", path) for path in paths), ("POST", "/v2")]
 
 
 def test_settings_are_those_of_the_environment(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,9 @@ def _coded(work: Callable[[], int], where: str = "") -> int:
         context = getattr(error, "ctx", None)
         place = context.command_path if context else "fractune"
         return _fail(f"{where}{_usage(error)}. Try '{place} --help'.", BadRequest.exit_code)
+    except ModuleNotFoundError as error:
+        why = f"this part needs {error.name}, which is not installed; 'fractune doctor' says what to install"
+        return _fail(f"{where}{why}", FractuneError.exit_code)
     except Exception as error:  # noqa: BLE001  - the outermost frame: nothing else would report it
         why = f"{type(error).__name__}: {error}"
         return _fail(f"{where}unexpected error: {why}; set {_DEBUG}=1 to see where", FractuneError.exit_code)

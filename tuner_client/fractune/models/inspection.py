@@ -264,9 +264,16 @@ class Inspection:
     @property
     def command(self) -> str:
         """A command to copy, which tunes the model with the suggested sizes."""
-        path = f"./{self.path}" if self.path.startswith("-") else self.path
-        words = shlex.join([*self._words(several=True), "--shares", "cpu:1"])
-        return f"fractune tune {_word(path)} {words}"
+        return tune_command(self.path, self._words(several=True))
+
+    @property
+    def left_open(self) -> dict[str, int] | None:
+        """The suggested size of each axis that nothing gives, by its name or place. None if the number of axes of an
+        input is not known.
+        """
+        if any(each.is_open and each.axes is None for each in self.inputs):
+            return None
+        return {each.name: each.suggested for each in self.sizes if not (each.equals or each.is_given)}
 
     @property
     def table(self) -> Table:
@@ -317,6 +324,12 @@ class OpenSizes(BadModel):
         )
         error.found = found
         return error
+
+
+def tune_command(path: str, words: Sequence[str]) -> str:
+    """To copy into a shell."""
+    path = f"./{path}" if path.startswith("-") else path
+    return f"fractune tune {_word(path)} {shlex.join([*words, '--shares', 'cpu:1'])}"
 
 
 def _word(text: str) -> str:

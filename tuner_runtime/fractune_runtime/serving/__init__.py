@@ -7,17 +7,21 @@ default, and HOST is every address of the machine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from functools import cache
 from typing import Any
 
-from fractune_runtime import errors
-from fractune_runtime.endpoint import Busy, Endpoint
-from fractune_runtime.loading import open_bundle
+from fractune_runtime import __version__, errors
+from fractune_runtime.endpoint import MODEL_NAME, Busy, Endpoint, tensor_type
+from fractune_runtime.loading import interface_of, open_bundle
 
 HOST = os.environ.get("HOST", "0.0.0.0")  # noqa: S104  a container's probes and clients come from outside
 JSON = "application/json"
+READY = "/v2/health/ready"
 MOST_BODY_BYTES = 64 << 20
 """of a request"""
 _MOST_HELD_BYTES = _MOST_DROPPED_BYTES = 4 * MOST_BODY_BYTES
@@ -26,6 +30,15 @@ _SILENT_S = 30.0
 _Message = dict[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
+
+
+@contextlib.contextmanager
+def needing(packages: str) -> Iterator[None]:
+    """Around the imports of a server: ends the process with a line if one of its packages is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise _ended(errors.FractuneError(f"this server cannot start ({error}); pip install {packages}")) from error
 
 
 def port(name: str = "PORT", default: int = 8080) -> int:
@@ -37,11 +50,13 @@ def settings() -> tuple[str, dict[str, int]]:
     """The path of the bundle, and options for `Endpoint`. Ends the process with a line for a wrong one."""
     path = os.environ.get("BUNDLE", "")
     if not path:
-        raise SystemExit("BUNDLE is not set: give it the path of a bundle, such as BUNDLE=model.fractune")
+        raise _ended(
+            errors.BadRequest("BUNDLE is not set: give it the path of a bundle, such as BUNDLE=model.fractune")
+        )
     try:
-        open_bundle(path).close()
+        metadata(path)
     except (errors.FractuneError, OSError) as error:
-        raise SystemExit(f"BUNDLE: {errors.one_line(str(error))}") from error
+        raise _ended(errors.BadBundle(f"BUNDLE: {error}")) from error
     names = ("REPLICAS", "THREADS")
     return path, {name.lower(): _whole(name, 1, 4096) for name in names if os.environ.get(name)}
 
@@ -51,10 +66,19 @@ def endpoint() -> Endpoint:
     path, options = settings()
     try:
         made = Endpoint(path, **options)
+        made.register()
     except errors.FractuneError as error:
-        raise SystemExit(f"BUNDLE: {errors.one_line(str(error))}") from error
-    made.register()
+        raise _ended(error) from error
     return made
+
+
+@cache
+def metadata(path: str) -> dict[str, Any]:
+    """Of a bundle's model, as the Open Inference Protocol has it. Raises BadBundle and OSError."""
+    with contextlib.closing(open_bundle(path)) as bundle:
+        inputs, outputs = interface_of(bundle)
+    tensors = {"inputs": list(map(tensor_type, inputs)), "outputs": list(map(tensor_type, outputs))}
+    return {"name": MODEL_NAME, "platform": "fractune", **tensors}
 
 
 async def answered(endpoint: Endpoint, request: Any) -> tuple[bytes, int]:
@@ -65,6 +89,40 @@ async def answered(endpoint: Endpoint, request: Any) -> tuple[bytes, int]:
         return _error(error), 400
     except Busy as error:
         return _error(error), 503
+
+
+def refuse_briefly(app: Any) -> None:
+    """FastAPI's own answer repeats the body that it cannot read, and fails for half a character in it."""
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import Response
+
+    async def answer(request: Any, error: Any) -> Response:
+        del request
+        first = error.errors()[0]
+        return Response(_error(errors.as_message(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")), 400)
+
+    app.add_exception_handler(RequestValidationError, answer)
+
+
+class Protocol:
+    """Middleware of ASGI: what the Open Inference Protocol asks about a server and its model. The application has a
+    route `READY`, and the model is as ready as the server.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        path = scope["path"].rstrip("/") if scope["type"] == "http" and scope["method"] == "GET" else ""
+        if path == f"/v2/models/{MODEL_NAME}/ready":
+            scope = {**scope, "path": READY, "raw_path": READY.encode()}
+        elif path == "/v2":
+            return await _send(send, 200, {"name": "fractune", "version": __version__, "extensions": []})
+        elif path == "/v2/health/live":
+            return await _send(send, 200, {"live": True})
+        elif path == f"/v2/models/{MODEL_NAME}":
+            return await _send(send, 200, metadata(settings()[0]))
+        return await self._app(scope, receive, send)
 
 
 class BodyLimit:
@@ -94,9 +152,7 @@ class BodyLimit:
             self.held_bytes -= body.held_bytes
         if body.refusal is not None:
             status, text = body.refusal
-            headers = [(b"content-type", JSON.encode()), (b"connection", b"close")]
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": _error(text)})
+            await _send(send, status, {"error": text}, (b"connection", b"close"))
         return None
 
 
@@ -135,6 +191,18 @@ class _Body:
         return self.refusal is None
 
 
+async def _send(send: _Send, status: int, answer: object, *headers: tuple[bytes, bytes]) -> None:
+    headers = ((b"content-type", JSON.encode()), *headers)
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+
+
+def _ended(error: errors.FractuneError) -> SystemExit:
+    """With the code of docs/exit-codes.md."""
+    sys.stderr.write(f"fractune: {error}\n")
+    return SystemExit(error.exit_code)
+
+
 def _error(error: object) -> bytes:
     return json.dumps({"error": str(error)}).encode()
 
@@ -142,5 +210,5 @@ def _error(error: object) -> bytes:
 def _whole(name: str, default: int, most: int) -> int:
     text = os.environ.get(name) or str(default)
     if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
-        raise SystemExit(f"{name}='{errors.one_line(text)[:40]}': give a number from 1 to {most}")
+        raise _ended(errors.BadRequest(f"{name}='{text[:40]}': give a number from 1 to {most}"))
     return int(text)

@@ -3,14 +3,16 @@
 BUNDLE=model.fractune PORT=8080 python -m fractune_runtime.serving.fastapi
 """
 
-import uvicorn
-from fastapi import FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
 from fractune_runtime import serving
+
+with serving.needing("fastapi uvicorn prometheus-client"):
+    import uvicorn
+    from fastapi import FastAPI, Request, Response
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 app = FastAPI()
 app.add_middleware(serving.BodyLimit)
+app.add_middleware(serving.Protocol)
 
 
 @app.post("/v2/models/model/infer")
@@ -18,12 +20,7 @@ async def infer(request: Request) -> Response:
     return Response(*await serving.answered(app.state.endpoint, await request.body()), media_type=serving.JSON)
 
 
-@app.get("/v2/health/live")
-async def live() -> dict[str, bool]:
-    return {"live": True}
-
-
-@app.get("/v2/health/ready")
+@app.get(serving.READY)
 async def ready(response: Response) -> dict[str, bool]:
     is_ready: bool = app.state.endpoint.is_ready
     response.status_code = 200 if is_ready else 503

@@ -8,16 +8,17 @@ import signal
 from functools import partial
 from typing import Any
 
-import litserve
-from fastapi import Response
-from prometheus_client import start_http_server
-from pydantic import BaseModel
-
 from fractune_runtime import serving
+
+with serving.needing("litserve prometheus-client"):
+    import litserve
+    from fastapi import Response
+    from prometheus_client import start_http_server
+    from pydantic import BaseModel
 
 
 class Body(BaseModel):
-    """FastAPI reads it, and answers 422 to what is not such JSON. LitServe itself would answer 500."""
+    """FastAPI reads it, and refuses what is not such JSON. LitServe itself would answer 500."""
 
     inputs: list[Any]
     outputs: list[Any] = []
@@ -58,7 +59,8 @@ if __name__ == "__main__":
         api,
         accelerator="cpu",
         workers_per_device=1,
-        healthcheck_path="/v2/health/ready",
-        middlewares=[serving.BodyLimit],
+        healthcheck_path=serving.READY,
+        middlewares=[serving.BodyLimit, serving.Protocol],
     )
+    serving.refuse_briefly(server.app)
     server.run(host=serving.HOST, port=serving.port(), generate_client_file=False)

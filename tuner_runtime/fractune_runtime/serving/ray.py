@@ -5,16 +5,18 @@ BUNDLE=model.fractune PORT=8080 python -m fractune_runtime.serving.ray
 
 import signal
 
-import ray
-from fastapi import FastAPI, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from ray import serve
-
 from fractune_runtime import serving
 from fractune_runtime.endpoint import Endpoint
 
+with serving.needing("'ray[serve]' prometheus-client"):
+    import ray
+    from fastapi import FastAPI, Request, Response
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+    from ray import serve
+
 app = FastAPI()
 app.add_middleware(serving.BodyLimit)
+app.add_middleware(serving.Protocol)
 
 
 # One replica: the endpoint fills the limit of its process by replicas of its own, which share the weights.
@@ -29,8 +31,9 @@ class Bundle:
     async def infer(self, request: Request) -> Response:
         return Response(*await serving.answered(self.endpoint, await request.body()), media_type=serving.JSON)
 
-    @app.get("/v2/health/ready")
-    async def ready(self) -> dict[str, bool]:
+    @app.get(serving.READY)
+    async def ready(self, response: Response) -> dict[str, bool]:
+        response.status_code = 200 if self.endpoint.is_ready else 503
         return {"ready": self.endpoint.is_ready}
 
     @app.get("/metrics")

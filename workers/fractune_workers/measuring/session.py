@@ -9,6 +9,7 @@ have the number of attempts, the drift of the anchor, the reasons of a low clock
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import math
@@ -27,6 +28,7 @@ from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.plain_json import from_json
 from fractune_core.disturbed import TRIES
 from fractune_core.errors import FractuneError
+from fractune_core.files.bundles import Bundle
 from fractune_core.fleet.messages import ArtifactItem, MeasureWork, work_record
 from fractune_core.records import (
     FIRST_POLICY,
@@ -74,11 +76,29 @@ changes between the two, the next batch is measured once more for nothing."""
 _HANDSHAKE_TIMEOUT_S = 60.0
 _TRIAL_TIMEOUT_S = 30.0
 _MODEL_TIMEOUT_S = TRIES * 900.0
+"""of a bundle whose operators' times are not known"""
+_LOADED_WITHIN_S, _LOADED_BYTES_PER_S, _PACED_S = 60.0, 50e6, 180.0
+"""_PACED_S: of the requests under a CPU limit"""
+_VARIANT_S, _VARIANT_RUNS = 12.0, 30.0
+"""of a variant: of its loops, which last for a moment each, and in times of the model. All are several times what they
+take on a busy machine"""
 _MODEL_REPEATS = 11
 """Enough for an interval of a table that compares 50 pairs of variants"""
 _RUNGS = (FIRST_POLICY, TRIAL_POLICY)
 
 _T = TypeVar("_T")
+
+
+def _model_timeout_s(path: Path, share: Share) -> float:
+    """From the measured times of the bundle's operators, so that a bundle that never ends does not hold the worker for
+    as long as the slowest model takes. Raises BadBundle.
+    """
+    with contextlib.closing(Bundle(path)) as bundle:
+        untuned_s, variants = bundle.untuned_sum_s(str(share)), len(bundle.variants)
+    once_s = _LOADED_WITHIN_S + path.stat().st_size / _LOADED_BYTES_PER_S
+    once_s += 0.0 if share.kind.measures_kernels else _PACED_S
+    known_s = TRIES * (once_s + variants * (_VARIANT_S + _VARIANT_RUNS * untuned_s))
+    return min(_MODEL_TIMEOUT_S, known_s) if untuned_s else _MODEL_TIMEOUT_S
 
 
 class TimeOver(FractuneError):
@@ -294,7 +314,7 @@ class MeasurementSession:
     def time_model(self, path: Path) -> dict[str, Any]:
         """Time every variant of the bundle at `path`: `run_secs` and `max_error` by variant, `at_load` of the best."""
         options = {"path": str(path), "repeats": _MODEL_REPEATS, "own": self._share}
-        timed = partial(self.call, "time_model", _MODEL_TIMEOUT_S, **options)
+        timed = partial(self.call, "time_model", _model_timeout_s(path, Share.parse(self._share)), **options)
         answer: dict[str, Any] = self.run([path], None, timed, alone=True)
         return answer
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,16 @@ def test_every_error_has_its_exit_code(server: ScriptedServer, capsys: pytest.Ca
         server.fail_with = kind("what is wrong\nand what to do")
         assert main(["workers", "--server", server.address]) == kind.exit_code
         assert "what is wrong and what to do" in only_line(capsys.readouterr().err)
+
+
+def test_a_package_that_is_not_installed_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fractune.cli.commands.jobs.jobs.session", lambda *_, **__: import_module("nowhere"))
+    assert main(["jobs"]) == 1
+    assert only_line(capsys.readouterr().err) == (
+        "fractune: this part needs nowhere, which is not installed; 'fractune doctor' says what to install"
+    )
 
 
 def test_an_unexpected_error_is_one_line_with_the_way_to_its_traceback(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -106,6 +107,26 @@ def test_a_folder_without_a_configuration_has_sizes_by_names(
     printed = capsys.readouterr().out
     assert "sizes from names alone, without a configuration" in printed
     assert "--size past_decoder_sequence_length=0,256,511" in printed
+
+
+def test_the_command_for_a_folder_gives_all_sizes_that_tune_needs(
+    tmp_path: Path, server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also those of names that say nothing, and of axes without a name."""
+    folder = tmp_path / "-t"
+    folder.mkdir()
+    saved(folder / "a.onnx", {"x": ["foo", 4], "y": ["foo", "bar"]})
+    saved(folder / "b.onnx", {"z": ["foo", None]})
+    with contextlib.chdir(tmp_path):
+        assert main(["inspect", "--", "-t"]) == 0
+        command = capsys.readouterr().out.splitlines()[-1]
+        assert command == "fractune tune ./-t --size foo=1 --size bar=128 --size z:1=128 --shares cpu:1"
+        assert main([*command.split()[1:], "--detach", "--server", server.address]) == 0
+    shapes = [{name: list(each.dims) for name, each in spec.inputs.items()} for spec in server.specs]
+    assert shapes == [{"x": [1, 4], "y": [1, 128]}, {"z": [1, 128]}]
+    saved(folder / "b.onnx", {"z": [2, "foo"]})
+    assert main(["inspect", str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("the graphs suggest different sizes for foo; tune each")
 
 
 def test_a_folder_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

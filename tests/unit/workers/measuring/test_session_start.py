@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
 from fractune_workers.child.errors import TRIES, ChildKilled
 from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import MeasurementSession
 from tests.support.hardware.made_up_cgroups import left_by_a_killed_process, made_up_cgroups
+from tests.unit.conftest import Small
 
 
 class MortalChild:
@@ -57,3 +59,21 @@ def test_a_session_removes_cgroups_of_killed_processes(tmp_path: Path, monkeypat
     monkeypatch.setattr(session_module, "Child", MortalChild)
     MeasurementSession(Share.parse("cpu:1"), [0]).stop()
     assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("untuned_s", "share", "most_s"),
+    [(0.01, "cpu:1", 400), (0.01, "cpu:500m", 1000), (1.0, "cpu:1", 700), (100.0, "cpu:1", 2700), (0.0, "cpu:1", 2700)],
+)
+def test_a_bundle_that_never_ends_holds_a_worker_by_the_times_of_its_operators(
+    small: Small, monkeypatch: pytest.MonkeyPatch, untuned_s: float, share: str, most_s: float
+) -> None:
+    """Not by those of the slowest model, which are for a bundle without known times."""
+    given = list[float]()
+    monkeypatch.setattr(Bundle, "untuned_sum_s", lambda *_: untuned_s)
+    monkeypatch.setattr(MeasurementSession, "run", lambda _, codes, batch, run, **__: run())  # noqa: ARG005
+    monkeypatch.setattr(MeasurementSession, "call", lambda _, method, timeout_s, **__: given.append(timeout_s))  # noqa: ARG005
+    session = MeasurementSession(Share.parse(share), [0])
+    session.time_model(small.bundle)
+    session.stop()
+    assert 0.5 * most_s < given[0] <= most_s

@@ -18,7 +18,7 @@ from fractune.features.matrix.table import table_json
 from fractune.features.tune.times_table import operator_time
 from fractune.server.job_status import JobStatus, OperatorStatus
 from fractune.text.text import ratio_text, span_text, time_text
-from fractune_core.errors import one_line
+from fractune_core.errors import NotFound, one_line, shortened
 from fractune_core.records import TuningRecord
 
 MOST_SCHEDULES = 1000
@@ -30,8 +30,13 @@ _MOST_LISTED = 12
 
 
 def named_operator(job: JobStatus, operator: str) -> OperatorStatus | None:
-    """`operator` is a workload hash or a name."""
-    return next((each for each in job.operators if operator in (each.workload_hash, each.name)), None)
+    """`operator` is a workload hash or a name; None for an empty one. Raises NotFound for one that the job has not."""
+    found = next((each for each in job.operators if operator in (each.workload_hash, each.name)), None)
+    if operator and found is None:
+        raise NotFound(
+            f"operator '{shortened(operator, _NAME)}': {job.name} has none of this name; its page lists them"
+        )
+    return found
 
 
 def operator_page(

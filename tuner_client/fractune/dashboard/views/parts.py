@@ -18,7 +18,7 @@ from fractune.server.job_status import JobStatus, OperatorStatus
 from fractune.text.text import disturbed_notes, ratio_text, roof_text, time_text
 from fractune_core.analysis.inside import BETWEEN, OTHERS
 from fractune_core.analysis.roofline import is_memory_bound, reached
-from fractune_core.errors import one_line
+from fractune_core.errors import NotFound, one_line, shortened
 
 _KINDS: tuple[tuple[str, frozenset[str]], ...] = (
     ("convolution", frozenset({"conv2d", "conv1d", "conv3d", "conv", "conv2d_transpose", "depthwise", "winograd"})),
@@ -145,10 +145,12 @@ FILTERS = ("name", "kind", "at")
 
 def operator_blocks(job: JobStatus, only: Mapping[str, str] = MappingProxyType({})) -> list[Block]:
     """A row for each operator and each other call that passes the filters, the heaviest first. Without a filter a
-    folded block has those that hardly count.
+    folded block has those that hardly count. Raises NotFound for a share that the job is not tuned at.
     """
-    shares = [only["at"]] if only.get("at") in job.tuned_at else list(job.tuned_at)
-    name, kind = only.get("name", ""), only.get("kind", "")
+    name, kind, at = (only.get(each, "") for each in FILTERS)
+    if at and at not in job.tuned_at:
+        raise NotFound(f"at '{shortened(at, 40)}': {job.name} is tuned at {', '.join(job.tuned_at)}")
+    shares = [at] if at else list(job.tuned_at)
     every = _rows(job)
     sums = {share: sum(each.secs.get(share, 0.0) for each in every) for share in shares}
     rows = sorted(
@@ -172,7 +174,7 @@ def operator_blocks(job: JobStatus, only: Mapping[str, str] = MappingProxyType({
     form = (
         Field("name", name, "part of the name"),
         Field("kind", kind, "kind", kinds),
-        Field("at", only.get("at", ""), "share", ("", *job.tuned_at)),
+        Field("at", at, "share", ("", *job.tuned_at)),
     )
     empty = "no operator passes the filters" if every else "the model is not split yet"
     blocks = [replace(block, form=form if len(every) > _FILTERED else (), empty=empty)]

@@ -43,7 +43,13 @@ def test_an_operator_has_a_page_by_its_name_or_hash(pages: Pages, server: Script
     ]
     assert "/log/records/r2/code?" in page
     assert "&amp;operator=0123&amp;namespace=" in page
-    assert "operator" not in pages.data(f"{JOB}?operator=other")
+    for wrong, complaint in (
+        ("operator=zz", "operator 'zz': jobs/j1 has none"),
+        ("at=cpu:7", "at 'cpu:7': jobs/j1 is"),
+    ):
+        refused = pages.page(f"{JOB}?{wrong}")
+        assert refused.status == 404
+        assert complaint in html.unescape(refused.text)
 
 
 def test_a_job_of_many_trials_is_shown_before_they_are_read(

@@ -14,9 +14,13 @@ from fractune.cli import options
 from fractune.features.client import Client
 from fractune.local.noise_file import advice_for
 from fractune.local.programs import require
+from fractune.server.credentials import PLAIN, Credentials
+from fractune.server.rpc import RpcClient
 from fractune.sessions.session import named_server, server_session, state_folder
 from fractune_core.access.tls_files import TlsFiles
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable
+
+_LOOK_S = 2.0
 
 
 def dashboard(
@@ -56,7 +60,19 @@ def dashboard(
             said = {"event": "ready", "address": address, "server": client.address, "token": token or None}
             password = f" with the password {token}" if token else ""
             typer.echo(json.dumps(said) if as_json else f"{address} shows {client.address}{password}; Ctrl-C stops it")
+            _say_if_away(client.address, is_here=is_here)
 
         is_here = named_server(place.state, place.server) is None
         advise = partial(advice_for, state_folder(place.state)) if is_here else None
         serve_pages(client, PageOptions(listen, tls, page_token_file, insecure, allow_cancel, advise), ready)
+
+
+def _say_if_away(address: str, *, is_here: bool) -> None:
+    """Pages may start before their server, such as in a file of compose."""
+    with RpcClient(address, _LOOK_S, PLAIN if is_here else Credentials.found()) as server:
+        try:
+            server.is_serving("")
+        except ServerUnreachable as error:
+            typer.echo(f"fractune: {error}; the pages go on trying", err=True)
+        except FractuneError:  # it answers; the pages say what it refuses
+            return

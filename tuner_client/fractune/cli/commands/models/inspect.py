@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
+from collections.abc import Mapping, Sequence
 
 from fractune.cli import options
-from fractune.models.inspection import Inspection
+from fractune.models.inspection import Inspection, tune_command
 from fractune.models.model_folder import ModelFolder, described, inspect_folder, read_folder, size_options
 from fractune.models.open_sizes import inspect as inspect_model
+from fractune_core.errors import some_of
 
 
 def inspect(
@@ -42,17 +43,30 @@ def _print(found: Inspection) -> None:
 
 
 def _inspect_folder(folder: ModelFolder, *, as_json: bool) -> None:
-    """Each graph with the largest of its sizes, and the commands that tune all of them and each alone."""
+    """Each graph with the largest of its sizes, and the commands that tune each alone and all of them."""
     for line in () if as_json else described(folder):
         print(line)
+    every = list(inspect_folder(folder.path).values())
     commands = []
-    for each, found in zip(folder.graphs, inspect_folder(folder.path).values(), strict=True):
-        words = [*size_options(each.sizes), *found.options, "--shares", "cpu:1"]
-        command = shlex.join(["fractune", "tune", str(each.path), *words])
+    for each, found in zip(folder.graphs, every, strict=True):
+        command = tune_command(str(each.path), [*size_options(each.sizes), *found.options])
         commands.append(command)
         if as_json:
             print(json.dumps({**found.to_json(), "command": command}))
         else:
             _print(found)
     if not as_json:
-        print(*commands, shlex.join(["fractune", "tune", str(folder.path), "--shares", "cpu:1"]), sep="\n")
+        print(*commands, *_together(folder, [each.left_open for each in every]), sep="\n")
+
+
+def _together(folder: ModelFolder, left_open: Sequence[Mapping[str, int] | None]) -> list[str]:
+    """The command that tunes all graphs. A graph with an input of an unknown number of axes has to be tuned alone."""
+    sizes: dict[str, int] = {}
+    for each in left_open:
+        if each is None:
+            return []
+        differing = [name for name in each if sizes.get(name, each[name]) != each[name]]
+        if differing:
+            return [f"the graphs suggest different sizes for {some_of(differing)}; tune each by its own command"]
+        sizes |= each
+    return [tune_command(str(folder.path), size_options(sizes))]
