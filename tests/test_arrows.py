@@ -77,137 +77,76 @@ def test_every_room_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "source", "wrong"),
+    ("module", "source", "wrong"),
     [
-        ("tuner_core/fractune_core/a.py", "import grpc", "fractune_core imports grpc"),
+        ("fractune_core.a", "import grpc", "imports grpc"),
+        ("fractune_core.a", "from fractune_core.pb import fractune_pb2_grpc", f"imports {GRPC_STUBS}"),
+        ("fractune_core.a", "from .pb.fractune_pb2_grpc import x", f"imports {GRPC_STUBS}"),
+        ("fractune_core.pb.a_pb2", "import grpc", "imports grpc"),
+        ("fractune_server.a", "def f():\n    import tvm", "lazily imports tvm"),
+        ("fractune_server.services.a", "from fractune_workers.build import x", "imports fractune_workers.build"),
+        ("fractune_core.jobs", "from fractune_core.files.bundles import X", "imports fractune_core.files.bundles"),
         (
-            "tuner_core/fractune_core/a.py",
-            "from fractune_core.pb import fractune_pb2_grpc",
-            f"fractune_core imports {GRPC_STUBS}",
-        ),
-        ("tuner_core/fractune_core/a.py", "from .pb.fractune_pb2_grpc import x", f"fractune_core imports {GRPC_STUBS}"),
-        ("tuner_core/fractune_core/pb/a_pb2.py", "import grpc", "fractune_core imports grpc"),
-        ("tuner_server/fractune_server/a.py", "def f():\n    import tvm", "fractune_server lazily imports tvm"),
-        (
-            "tuner_server/fractune_server/services/a.py",
-            "from fractune_workers.build import x",
-            "fractune_server.services imports fractune_workers.build",
-        ),
-        (
-            "tuner_core/fractune_core/jobs.py",
-            "from fractune_core.files.bundles import X",
-            "fractune_core imports fractune_core.files.bundles",
-        ),
-        (
-            "tuner_server/fractune_server/services/a.py",
+            "fractune_server.services.a",
             "from fractune_server.engine.engine import Engine",
-            "fractune_server.services imports fractune_server.engine.engine",
+            "imports fractune_server.engine.engine",
         ),
+        ("fractune_server.selection.a", "from fractune_server.engine import ingest", "imports fractune_server.engine"),
+        ("fractune_server.scheduler.a", "import redis", "imports redis"),
         (
-            "tuner_server/fractune_server/selection/a.py",
-            "from fractune_server.engine import ingest",
-            "fractune_server.selection imports fractune_server.engine",
-        ),
-        ("tuner_server/fractune_server/scheduler/a.py", "import redis", "fractune_server.scheduler imports redis"),
-        (
-            "workers/fractune_workers/locks/a.py",
+            "fractune_workers.locks.a",
             "from fractune_workers.confinement import cpu",
-            "fractune_workers.locks imports fractune_workers.confinement",
+            "imports fractune_workers.confinement",
         ),
         (
-            "workers/fractune_workers/children/measuring/a.py",
+            "fractune_workers.children.measuring.a",
             "from fractune_workers.children.compiling import child",
-            "fractune_workers.children.measuring imports fractune_workers.children.compiling",
+            "imports fractune_workers.children.compiling",
         ),
-        (
-            "tuner_client/fractune/text/a.py",
-            "from fractune.cli import progress",
-            "fractune.text imports fractune.cli",
-        ),
-        ("workers/fractune_workers/a.py", "import grpc", "fractune_workers imports grpc"),
-        ("workers/fractune_workers/a.py", "import numpy.random", "fractune_workers imports numpy.random"),
-        (
-            "workers/fractune_workers/a.py",
-            "from fractune_workers import children",
-            "fractune_workers imports fractune_workers.children",
-        ),
-        (
-            "workers/fractune_workers/a.py",
-            "from .children.build import x",
-            "fractune_workers imports fractune_workers.children.build",
-        ),
-        (
-            "workers/fractune_workers/confinement/a.py",
-            "def f():\n    from tvm import relax",
-            "fractune_workers.confinement lazily imports tvm",
-        ),
-        ("workers/fractune_workers/a.py", "def f():\n    import pynvml", "fractune_workers lazily imports pynvml"),
-        (
-            "workers/fractune_workers/gpu/a.py",
-            "from cuda.bindings import driver",
-            "fractune_workers.gpu imports cuda.bindings",
-        ),
-        (
-            "workers/fractune_workers/a.py",
-            "import importlib\nimportlib.import_module('sqlalchemy')",
-            "fractune_workers imports sqlalchemy",
-        ),
-        (
-            "workers/fractune_workers/children/a.py",
-            "import fractune.cli",
-            "fractune_workers.children imports fractune.cli",
-        ),
-        ("tuner_client/fractune/a.py", "import tvm", "fractune imports tvm"),
-        ("tuner_client/fractune/a.py", "if True:\n    import numpy as np", "fractune imports numpy"),
-        (
-            "tuner_client/fractune/a.py",
-            "def f():\n    import fractune_server.x",
-            "fractune lazily imports fractune_server.x",
-        ),
-        (
-            "tuner_runtime/fractune_runtime/a.py",
-            "def f():\n    from tvm import relax",
-            "fractune_runtime lazily imports tvm",
-        ),
-        (
-            "tuner_client/fractune/local/a.py",
-            "import fractune_workers.main",
-            "fractune.local imports fractune_workers.main",
-        ),
+        ("fractune.text.a", "from fractune.cli import progress", "imports fractune.cli"),
+        ("fractune_workers.a", "import grpc", "imports grpc"),
+        ("fractune_workers.a", "import numpy.random", "imports numpy.random"),
+        ("fractune_workers.a", "from fractune_workers import children", "imports fractune_workers.children"),
+        ("fractune_workers.a", "from .children.build import x", "imports fractune_workers.children.build"),
+        ("fractune_workers.confinement.a", "def f():\n    from tvm import relax", "lazily imports tvm"),
+        ("fractune_workers.a", "def f():\n    import pynvml", "lazily imports pynvml"),
+        ("fractune_workers.gpu.a", "from cuda.bindings import driver", "imports cuda.bindings"),
+        ("fractune_workers.a", "import importlib\nimportlib.import_module('sqlalchemy')", "imports sqlalchemy"),
+        ("fractune_workers.children.a", "import fractune.cli", "imports fractune.cli"),
+        ("fractune.a", "import tvm", "imports tvm"),
+        ("fractune.a", "if True:\n    import numpy as np", "imports numpy"),
+        ("fractune.a", "def f():\n    import fractune_server.x", "lazily imports fractune_server.x"),
+        ("fractune_runtime.a", "def f():\n    from tvm import relax", "lazily imports tvm"),
+        ("fractune.local.a", "import fractune_workers.main", "imports fractune_workers.main"),
     ],
 )
-def test_a_wrong_import_is_found(tmp_path: Path, file: str, source: str, wrong: str) -> None:
-    path = tmp_path / file
+def test_a_wrong_import_is_found(tmp_path: Path, module: str, source: str, wrong: str) -> None:
+    path = written(tmp_path, module, source)
+    room = max((name for name in ROOMS if module.startswith(f"{name}.")), key=len)
+    (complaint,) = wrong_arrows(tmp_path)
+    assert complaint.startswith(str(path.relative_to(tmp_path)))
+    assert complaint.endswith(f"{room} {wrong}")
+
+
+def written(folder: Path, module: str, source: str) -> Path:
+    path = folder / SOURCES[module.partition(".")[0]] / f"{module.replace('.', '/')}.py"
     path.parent.mkdir(parents=True)
     path.write_text(source)
-    (complaint,) = wrong_arrows(tmp_path)
-    assert complaint.startswith(file)
-    assert complaint.endswith(wrong)
+    return path
 
 
 @pytest.mark.parametrize(
-    ("file", "source"),
+    ("module", "source"),
     [
-        (
-            "tuner_core/fractune_core/a.py",
-            "import json\nfrom fractune_core import shares\nfrom fractune_core.pb import fractune_pb2",
-        ),
-        ("tuner_server/fractune_server/a.py", "from fractune_core.pb import fractune_pb2_grpc\nimport grpc_health"),
-        (
-            "workers/fractune_workers/children/a.py",
-            "import tvm\nfrom fractune_workers.child import Child\nfrom . import b",
-        ),
-        ("workers/fractune_workers/gpu/a.py", "def f():\n    import pynvml"),
-        ("workers/fractune_workers/cuda/a.py", "def f():\n    from cuda.bindings import driver"),
-        ("tuner_client/fractune/features/log/a.py", "async def f():\n    import tvm"),
-        (
-            "tuner_client/fractune/features/log/a.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy",
-        ),
+        ("fractune_core.a", "import json\nfrom fractune_core import shares\nfrom fractune_core.pb import fractune_pb2"),
+        ("fractune_server.a", "from fractune_core.pb import fractune_pb2_grpc\nimport grpc_health"),
+        ("fractune_workers.children.a", "import tvm\nfrom fractune_workers.child import Child\nfrom . import b"),
+        ("fractune_workers.gpu.a", "def f():\n    import pynvml"),
+        ("fractune_workers.cuda.a", "def f():\n    from cuda.bindings import driver"),
+        ("fractune.features.log.a", "async def f():\n    import tvm"),
+        ("fractune.features.log.a", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy"),
     ],
 )
-def test_a_right_import_passes(tmp_path: Path, file: str, source: str) -> None:
-    path = tmp_path / file
-    path.parent.mkdir(parents=True)
-    path.write_text(source)
+def test_a_right_import_passes(tmp_path: Path, module: str, source: str) -> None:
+    written(tmp_path, module, source)
     assert list(wrong_arrows(tmp_path)) == []

@@ -22,13 +22,7 @@ from fractune_core.errors import ServerUnreachable
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import DEVICE, granted, job_script, record
 from tests.support.measured_pairs import measured_pair, runtime_time
-from tests.support.processes.cli_process import (
-    await_event,
-    run_fractune,
-    start_fractune,
-    stopped_at_end,
-    write_model,
-)
+from tests.support.processes.cli_process import await_event, run_fractune, start_fractune, stopped_at_end, write_model
 from tests.support.processes.scripted_server import ScriptedServer, serving
 from tests.unit.client.dashboard.conftest import serving_pages
 

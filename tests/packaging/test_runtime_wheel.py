@@ -18,13 +18,7 @@ import pytest
 from fractune.features.tune.image import write_image
 from fractune_core.errors import BadRequest
 from tests.support.paths import REPOSITORY
-from tests.support.processes.clean_environments import (
-    Environment,
-    asked_for,
-    empty_environment,
-    install,
-    link,
-)
+from tests.support.processes.clean_environments import Environment, asked_for, empty_environment, install, link
 from tests.support.processes.server_environments import server_environment
 
 NEEDED = {"numpy", "apache-tvm-ffi", "apache-tvm-ffi-orcjit", "ml_dtypes", "msgspec"}

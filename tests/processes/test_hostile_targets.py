@@ -15,13 +15,7 @@ import redis
 from fractune_core.codec.messages import to_proto
 from fractune_core.fleet.blobs import put_blob, put_signed_blob
 from fractune_core.fleet.messages import CandidateItem
-from fractune_core.fleet.redis_names import (
-    BUILD_QUEUE,
-    COMPILE_QUEUE,
-    SERVER_STREAM,
-    model_blob,
-    workload_blob,
-)
+from fractune_core.fleet.redis_names import BUILD_QUEUE, COMPILE_QUEUE, SERVER_STREAM, model_blob, workload_blob
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 from fractune_server.transport.work_queues import WorkQueues

@@ -126,7 +126,7 @@ def bundle_bytes(weight_bytes: bytes = b"", **changes: Any) -> bytes:
         "inputs": [{"name": "data", "dtype": "float32", "shape": [1, 3]}],
         "outputs": [{"name": "label", "dtype": "int64", "shape": [1]}],
         "weights": [],
-        "variants": [{"name": name, "objects": ["lib0.o"], "weights": []} for name in ("untuned", "cpu:1", "cpu:4")],
+        "variants": variants("untuned", "cpu:1", "cpu:4"),
         "shares": {
             "cpu:1": granted("cpu:1", 1).to_json(),
             "cpu:4": GrantedShare("cpu:4", 4, 8, "core", 1 << 30, reserved=False).to_json(),
@@ -144,10 +144,15 @@ def bundle_bytes(weight_bytes: bytes = b"", **changes: Any) -> bytes:
     return file.getvalue()
 
 
-def bundle_bytes_at_one_share() -> bytes:
-    """The same bundle without its share cpu:4."""
-    variants = [{"name": name, "objects": ["lib0.o"], "weights": []} for name in ("untuned", "cpu:1")]
-    return bundle_bytes(shares={"cpu:1": granted("cpu:1", 1).to_json()}, variants=variants)
+def variants(*names: str) -> list[dict[str, Any]]:
+    """As a bundle's manifest has them."""
+    return [{"name": name, "objects": ["lib0.o"], "weights": []} for name in names]
+
+
+def bundle_at(*cores: int, **changes: Any) -> bytes:
+    """A bundle with an untuned variant and one for each share of so many cores."""
+    shares = {f"cpu:{count}": granted(f"cpu:{count}", count).to_json() for count in cores}
+    return bundle_bytes(**{"shares": shares, "variants": variants("untuned", *shares), **changes})
 
 
 def plan_file(second: str) -> str:

@@ -52,7 +52,7 @@ from fractune_core.shares import GrantedShare, Share
 from fractune_core.workloads import DIRECT, text_of
 from fractune_workers.context import WorkCounts
 from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkLoop
-from tests.support.client_samples import bundle_bytes
+from tests.support.client_samples import bundle_bytes, variants
 from tests.support.processes.made_up import (
     DEVICE,
     TARGET,
@@ -336,8 +336,8 @@ class SimulatedWorker:
         self.roof = None
 
     def _compile(self, work: CompileWork) -> None:
-        variants = [{"name": variant.name, "objects": ["lib0.o"], "weights": []} for variant in work.variants]
-        payload = bundle_bytes(**{**work.manifest, "variants": variants})
+        names = [variant.name for variant in work.variants]
+        payload = bundle_bytes(**{**work.manifest, "variants": variants(*names)})
         put_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work.bundle), payload)
         self._send(redis_names.SERVER_STREAM, {"event": "compiled", "job": work.job, "bundle": work.bundle})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,15 +13,30 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.chaos import stack as stack_module
 from benchmarks.chaos.audit import AuditFindings
 from benchmarks.chaos.report import ChaosReport, Spending, budgets_of, failures_of, messages_of
 from benchmarks.chaos.schedule import REDIS, STACK, WEIGHTS, Kill, Limits, Victim, choose, kills
 from benchmarks.chaos.stack import _victim
+from benchmarks.gpu.faulty import ADDRESS, CORRUPT, GOOD, HANG, spoilt
+from benchmarks.gpu.storm import judged
+from benchmarks.support.trajectory import (
+    Trial,
+    best,
+    final_latency,
+    first_held,
+    held_curve,
+    incumbents,
+    latencies,
+    moment_of,
+)
 from fractune.server.job_status import JobProgress, JobStatus
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Status
+from fractune_workers.measuring.session import Outcome
 from tests.support.paths import REPOSITORY
 from tests.support.samples import validation
 
@@ -182,3 +198,137 @@ def test_the_script_says_what_it_does() -> None:
         [script, "--help"], capture_output=True, text=True, check=True, env={**os.environ, "PYTHON": sys.executable}
     )
     assert "--minutes N [--seed S] [--jobs J]" in said.stdout
+
+
+SOURCE = """
+extern "C" __global__ void __launch_bounds__(64) main_kernel(float* __restrict__ a, float* __restrict__ b, float* out);
+extern "C" __global__ void __launch_bounds__(64) main_kernel(float* __restrict__ a, float* __restrict__ b, float* out) {
+  out[threadIdx.x] = a[threadIdx.x] * b[threadIdx.x];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "has"), [(ADDRESS, "(464ull) = 1;"), (HANG, "clock64() != 7ll"), (CORRUPT, "return;")]
+)
+def test_a_fault_is_written_into_the_kernel_and_not_into_its_declaration(kind: str, has: str) -> None:
+    changed = spoilt(SOURCE, kind, 7)
+    declaration, definition = changed.split(";\n", 1)
+    assert changed.startswith(declaration)
+    assert SOURCE.startswith(declaration)
+    assert definition.index("{") < definition.index(has) < definition.index("out[threadIdx.x] = a")
+    assert spoilt(SOURCE, kind, 8) != changed
+
+
+def test_what_corrupts_memory_writes_beyond_each_tensor_and_into_it() -> None:
+    changed = spoilt(SOURCE, CORRUPT, 7)
+    for name in ("a", "b", "out"):
+        assert f"((volatile float*){name})[threadIdx.x] = 7.0f;" in changed
+        assert f"((volatile float*){name})[65536 + threadIdx.x % 32] = 7.0f;" in changed
+
+
+def test_a_good_candidate_is_left_as_it_is() -> None:
+    assert spoilt(SOURCE, GOOD, 7) == SOURCE
+    with pytest.raises(ValueError, match="no kernel"):
+        spoilt("int x;", HANG, 7)
+
+
+KINDS = {"0": GOOD, "1": ADDRESS, "2": GOOD}
+TRIALS = {
+    "0": [Outcome(Status.OK)],
+    "1": [Outcome(Status.CRASHED, "illegal memory access; it was alone on the device")],
+    "2": [Outcome(Status.OK)],
+}
+
+
+def test_a_storm_that_was_weathered() -> None:
+    verdict = judged(KINDS, TRIALS)
+    assert not verdict.wrong
+    assert (verdict.accounted, verdict.guilty_named, verdict.innocent_blamed) == (3, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("trials", "says"),
+    [
+        ({"0": []}, "0 (good): no outcome"),
+        ({"0": [Outcome(Status.OK)] * 2}, "0 (good): ok, ok"),
+        ({"2": [Outcome(Status.CRASHED, "a neighbour did it")]}, "2 (good): crashed a neighbour did it"),
+        ({"1": [Outcome(Status.OK)]}, "1 (illegal address): ok"),
+    ],
+)
+def test_a_candidate_that_ends_in_another_way_than_it_has_to_is_named(
+    trials: dict[str, list[Outcome]], says: str
+) -> None:
+    assert judged(KINDS, TRIALS | trials).wrong == (says,)
+
+
+def test_an_innocent_that_is_blamed_is_counted() -> None:
+    assert judged(KINDS, TRIALS | {"2": [Outcome(Status.CRASHED, "why")]}).innocent_blamed == 1
+
+
+WEIGHED = {"a": 2, "b": 1}
+ALL_TRIALS = [
+    Trial(1.0, "a", 5.0, "a1"),
+    Trial(2.0, "a", math.inf, "a2"),
+    Trial(3.0, "b", 4.0, "b1"),
+    Trial(4.0, "b", 6.0, "b2"),
+    Trial(5.0, "a", 3.0, "a3"),
+    Trial(6.0, "c", 0.1, "c1"),
+]
+
+trials = st.lists(
+    st.builds(Trial, st.floats(0, 100), st.sampled_from("ab"), st.floats(1e-6, 10) | st.just(math.inf)), max_size=30
+)
+
+
+def test_latency_falls_from_the_moment_when_every_operator_has_a_time() -> None:
+    assert latencies(ALL_TRIALS, WEIGHED) == [(3.0, 14.0), (5.0, 10.0)]
+    assert final_latency(ALL_TRIALS, WEIGHED) == 10.0
+
+
+def test_an_operator_without_a_time_makes_the_latency_infinite() -> None:
+    assert latencies(ALL_TRIALS[:2], WEIGHED) == []
+    assert final_latency(ALL_TRIALS[:2], WEIGHED) == math.inf
+    assert moment_of(ALL_TRIALS[:2], WEIGHED, 100.0) == math.inf
+
+
+@pytest.mark.parametrize(("latency_s", "moment"), [(20.0, 3.0), (14.0, 3.0), (13.9, 5.0), (10.0, 5.0), (9.9, math.inf)])
+def test_the_moment_at_which_a_latency_was_first_held(latency_s: float, moment: float) -> None:
+    assert moment_of(ALL_TRIALS, WEIGHED, latency_s) == moment
+
+
+def test_the_best_trial_of_each_operator_up_to_a_moment() -> None:
+    assert {name: trial.trace for name, trial in best(ALL_TRIALS).items()} == {"a": "a3", "b": "b1", "c": "c1"}
+    assert {name: trial.trace for name, trial in best(ALL_TRIALS, 4.0).items()} == {"a": "a1", "b": "b1"}
+
+
+def test_the_incumbents_and_what_they_are_worth_when_timed_again() -> None:
+    held = incumbents(ALL_TRIALS[:5])
+    assert [trial.trace for trial in held] == ["a1", "b1", "a3"]
+    worth = {"a1": 4.0, "b1": 3.0, "a3": 6.0}
+    curve = held_curve([Trial(t.at_s, t.operator, worth[t.trace]) for t in held], WEIGHED)
+    assert curve == [(3.0, 11.0), (5.0, 15.0)]  # the tuner was mistaken in a3, and holds it all the same
+    assert first_held(curve, 11.0) == 3.0
+    assert first_held(curve, 10.9) == math.inf
+
+
+@given(trials)
+def test_incumbents_at_their_own_times_make_the_curve_of_latencies(found: list[Trial]) -> None:
+    curve, expected = held_curve(incumbents(found), WEIGHED), latencies(found, WEIGHED)
+    assert [moment for moment, _ in curve] == [moment for moment, _ in expected]
+    assert [secs for _, secs in curve] == pytest.approx([secs for _, secs in expected])
+
+
+@given(trials)
+def test_a_run_holds_its_final_latency_from_its_last_gain_on(found: list[Trial]) -> None:
+    curve = latencies(found, WEIGHED)
+    assert [secs for _, secs in curve] == sorted((secs for _, secs in curve), reverse=True)
+    assert moment_of(found, WEIGHED, final_latency(found, WEIGHED)) <= (curve[-1][0] if curve else math.inf)
+    held = best(found)
+    if curve:
+        assert curve[-1][1] == pytest.approx(sum(WEIGHED[name] * trial.secs for name, trial in held.items()))
+
+
+@given(trials)
+def test_the_order_in_which_trials_are_told_does_not_matter(found: list[Trial]) -> None:
+    assert final_latency(found, WEIGHED) == pytest.approx(final_latency(found[::-1], WEIGHED))

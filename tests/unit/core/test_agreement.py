@@ -9,15 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fractune_core.agreement import (
-    ALWAYS_THE_SAME,
-    NOT_FINITE,
-    Precision,
-    Verdict,
-    blank_outputs,
-    judge,
-    nothing_shown,
-)
+from fractune_core.agreement import ALWAYS_THE_SAME, NOT_FINITE, Precision, Verdict, blank_outputs, judge, nothing_shown
 
 Array = npt.NDArray[Any]
 F32 = np.float32

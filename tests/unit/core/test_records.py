@@ -1,9 +1,12 @@
+"""What a record holds: its names, its values and what disturbed it."""
+
 from __future__ import annotations
 
 import json
 import math
 import sys
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -11,18 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.fleet.messages import trial_of
+from fractune_core.names import digest_of
 from fractune_core.records import (
     COLD,
     FIRST_POLICY,
     TRIAL_POLICY,
     VALIDATION_POLICY,
     WARM,
+    Disturbance,
     Kind,
     Status,
     TimingPolicy,
     TuningRecord,
     candidate_id,
     record_id,
+    total,
     with_cache,
 )
 from tests.support.fleet_messages import CONV2D, measure_work
@@ -111,3 +117,62 @@ def test_a_torn_record_is_an_error(part: str) -> None:
         del data[part]
         with pytest.raises(ValueError, match="missing required field"):
             TuningRecord.from_json(data)
+
+
+def test_a_digest_knows_where_one_value_ends() -> None:
+    values = [("a", "b"), ("ab",), ("a", "b", ""), ("", "a", "b"), ("a\nb",), ("a", ("b",)), ("a", ["b", ""]), ()]
+    digests = [digest_of(*each) for each in values]
+    assert all(len(each) == 32 and int(each, 16) >= 0 for each in digests)
+    assert all(one != other for one, other in combinations(digests, 2))
+    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+    assert len({digest_of(each) for each in (1, "1", 1.5, True, None)}) == 5
+
+
+@pytest.mark.parametrize("name", [candidate_id, record_id])
+def test_no_two_candidates_or_records_share_a_name(name: object) -> None:
+    """With parts that only a line break kept apart, these were one."""
+    assert callable(name)
+    assert name("w", "target\n", "[]") != name("w", "target", "\n[]")
+    assert name("w\n", "target", "[]") != name("w", "\ntarget", "[]")
+
+
+QUIET = Disturbance(
+    wall_s=2.0,
+    off_core_s=0.0,
+    steal_s=0.0,
+    others_s=0.0,
+    waited_s=0.0,
+    preemptions=0,
+    throttles=0,
+    throttled_s=0.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lost"),
+    [
+        ({}, 0.0),
+        ({"others_s": 1.0, "preemptions": 9}, 0.0),  # they took nothing of its time
+        ({"off_core_s": 0.5}, 0.25),
+        ({"steal_s": 0.5}, 0.25),  # a kernel that does not tell stolen time from the thread's own
+        ({"waited_s": 0.5, "off_core_s": 0.1}, 0.25),  # another thread than the one that timed
+        ({"waited_s": 0.2, "steal_s": 0.2, "off_core_s": 0.3}, 0.2),
+        ({"waited_s": 9.0}, 1.0),  # of many threads together
+        ({"wall_s": 0.0, "steal_s": 0.01}, 0.0),
+    ],
+)
+def test_the_part_of_the_time_that_was_lost(changes: dict[str, Any], lost: float) -> None:
+    assert replace(QUIET, **changes).lost == pytest.approx(lost)
+
+
+def test_several_timings_together() -> None:
+    first = replace(QUIET, steal_s=0.1, preemptions=2, throttles=1, clock_mhz=3000)
+    second = replace(QUIET, wall_s=1.0, off_core_s=0.4, preemptions=3, throttled_s=0.2, clock_mhz=2500)
+    assert total([first, None, second]) == Disturbance(3.0, 0.4, 0.1, 0.0, 0.0, 5, 1, 0.2, 2500)
+    assert total([None]) is None
+    assert total([]) is None
+
+
+def test_it_survives_json_and_what_a_later_version_adds() -> None:
+    told = json.loads(json.dumps(replace(QUIET, clock_mhz=2000).to_json()))
+    assert Disturbance.from_json({**told, "heat": 1.0}) == replace(QUIET, clock_mhz=2000)

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 
 import fractune
 from fractune.local.timing_process import calls_of
-from fractune_core.errors import BadRequest
+from fractune.models.external_data import write_one_file
+from fractune_core.errors import BadModel, BadRequest
 from fractune_runtime.decoder import DecoderSession
-from tests.support.decoders import VOCABULARY, ByOnnxRuntime, compile_decoder, write_decoder
+from tests.support.decoders import VOCABULARY, Array, ByOnnxRuntime, compile_decoder, write_decoder
 from tests.support.paths import REPOSITORY
+from tests.support.real_bundle import compile_model
+from tests.support.translators import (
+    CROSS,
+    CROSS_ROWS,
+    DECODER,
+    HEADS,
+    LAYERS,
+    MERGED,
+    OWN,
+    SIDE,
+    WIDTH,
+    WITH_PAST,
+    write_recogniser,
+    write_translator,
+)
 from tests.unit.conftest import Small
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -125,3 +142,124 @@ def test_a_model_without_a_cache_has_no_session(small: Small) -> None:
 def test_200_greedy_tokens_across_two_buckets(tmp_path: Path) -> None:
     model, bundle = joined(tmp_path, [(128, 1), (256, 1), (128, 16), (256, 16)])
     agrees((fractune.load(bundle).decoder(), ByOnnxRuntime(model)), PROMPT * 3, 200)
+
+
+START = [1, 7, 9]
+CAPACITY = 208
+
+
+def theirs(encoder: Path, decoder: Path, sound: Array, steps: int) -> list[int]:
+    session = onnxruntime.InferenceSession(str(decoder))
+    rows = onnxruntime.InferenceSession(str(encoder)).run(None, {"audio_features": sound})
+    fixed = {f"past_{name}": each for name, each in zip(CROSS_ROWS, rows, strict=True)}
+    names = [each.name for each in session.get_inputs() if "_self_" in each.name]
+    cache = dict.fromkeys(names, np.zeros((1, HEADS, 0, SIDE), "float32"))
+    tokens, made, length = START, list[int](), 0
+    while len(made) < steps:
+        places = {"position_ids": length + np.arange(len(tokens))[None], "input_ids": np.array([tokens])}
+        length += len(tokens)
+        given = {**places, **cache, **fixed, "attention_mask": np.ones((1, length), "int64")}
+        logits, *presents = session.run(None, given)
+        cache = dict(zip(names, presents, strict=True))
+        tokens = [int(logits[0, -1].argmax())]
+        made += tokens
+    return made
+
+
+def compiled(model: Path, past: int, tokens: int) -> Path:
+    own = {f"past_{part}_self_{layer}": [1, HEADS, past, SIDE] for layer in range(LAYERS) for part in ("key", "value")}
+    inputs = {"input_ids": [1, tokens], "attention_mask": [1, past + tokens], **own}
+    return compile_model(model, model.with_name(f"{model.stem}-{past}-{tokens}.fractune"), "", ["cpu:1"], inputs)
+
+
+@pytest.mark.parametrize("steps", [30, pytest.param(200, marks=pytest.mark.long)])
+def test_a_recogniser_computes_what_it_reads_of_the_encoder_once(tmp_path: Path, steps: int) -> None:
+    encoder, decoder = write_recogniser(tmp_path)
+    (tmp_path / "greedy").mkdir()
+    greedy = tmp_path / "greedy" / "decoder.onnx"
+    write_one_file(decoder, greedy, greedy=True)
+    sound = np.random.default_rng(3).standard_normal((1, 6, 8)).astype("float32")
+    wanted = theirs(encoder, decoder, sound, steps)
+    heard = fractune.load(
+        compile_model(encoder, tmp_path / "encoder.fractune", "", ["cpu:1"], {"audio_features": [1, 6, 8]})
+    )
+    rows = {spec.name: array for spec, array in zip(heard.outputs, heard.run({"audio_features": sound}), strict=True)}
+    for model in (decoder, greedy):
+        bundles = [compiled(model, past, tokens) for past, tokens in ((16, 4), (16, 1), (CAPACITY, 1))]
+        session = fractune.load(fractune.join(bundles, out=model.with_name("all.fractune"))).decoder(rows)
+        made = [session.prefill(START)]
+        tokens = [int(made[0].argmax() if model == decoder else made[0][0])]
+        while len(tokens) < steps:
+            answer = session.step(tokens[-1])
+            tokens.append(int(answer.argmax() if model == decoder else answer[0]))
+        assert tokens == wanted
+        assert answer.shape == ((1, 40) if model == decoder else (1,))
+
+
+def test_a_model_without_logits_has_no_tokens(tmp_path: Path) -> None:
+    encoder, _ = write_recogniser(tmp_path)
+    with pytest.raises(BadModel, match=r"encoder\.onnx: has no output 'logits'; leave --greedy out"):
+        write_one_file(encoder, tmp_path / "greedy.onnx", greedy=True)
+
+
+SOURCE = 5
+HIDDEN = np.random.default_rng(0).standard_normal((1, SOURCE, WIDTH)).astype("float32")
+Named = Mapping[str, Array]
+
+
+def unmasked(folder: Path, past: int, graph: str = MERGED) -> Path:
+    own = {f"past_key_values.{name}": [1, HEADS, past, SIDE] for name in OWN}
+    cross = {f"past_key_values.{name}": [1, HEADS, SOURCE, SIDE] for name in CROSS}
+    merged = {"encoder_hidden_states": [1, SOURCE, WIDTH], "use_cache_branch=const:1": [1]} if graph == MERGED else {}
+    return compile_model(
+        folder / graph, folder / f"{past}.fractune", "", ["cpu:1"], {"input_ids": [1, 1], **own, **cross, **merged}
+    )
+
+
+def by_onnxruntime(graph: Path, inputs: Named) -> dict[str, Array]:
+    """The outputs by name, where `present` is `past_key_values` for the next step."""
+    session = onnxruntime.InferenceSession(str(graph))
+    names = [each.name.replace("present", "past_key_values") for each in session.get_outputs()]
+    return dict(zip(names, session.run(None, dict(inputs)), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("places", "graph", "pasts"),
+    [("sliced", MERGED, (4, 10)), ("gathered", WITH_PAST, (6,)), ("distances", MERGED, (6,))],
+)
+def test_greedy_tokens(tmp_path: Path, places: str, graph: str, pasts: Sequence[int]) -> None:
+    folder = write_translator(tmp_path, places)
+    bundles = [unmasked(folder, past, graph) for past in pasts]
+    bundle = bundles[0] if len(bundles) == 1 else fractune.join(bundles, out=tmp_path / "joined.fractune").path
+    token = 1
+    wanted = by_onnxruntime(folder / DECODER, {"input_ids": np.array([[token]]), "encoder_hidden_states": HIDDEN})
+    cross = {name: each for name, each in wanted.items() if ".encoder." in name}
+    fixed = {**cross, **({"encoder_hidden_states": HIDDEN} if graph == MERGED else {})}
+    session = fractune.load(bundle).decoder(fixed)
+    for _ in range(session.capacity):
+        np.testing.assert_allclose(session.step(token), wanted["logits"][:, -1], atol=1e-5)
+        token = int(wanted["logits"].argmax())
+        own = {name: each for name, each in wanted.items() if ".decoder." in name}
+        wanted = by_onnxruntime(folder / WITH_PAST, {"input_ids": np.array([[token]]), **own, **cross})
+    np.testing.assert_allclose(session.step(token), wanted["logits"][:, -1], atol=1e-5)
+    session.reset()
+    first = by_onnxruntime(folder / DECODER, {"input_ids": np.array([[1]]), "encoder_hidden_states": HIDDEN})
+    np.testing.assert_allclose(session.step(1), first["logits"][:, -1], atol=1e-5)
+
+
+def test_rows_of_the_encoder_are_computed_by_the_branch_without_a_past(tmp_path: Path) -> None:
+    folder = write_translator(tmp_path)
+    first = {f"past_key_values.{name}": [1, HEADS, 1, SIDE] for name in (*OWN, *CROSS)}
+    first |= {"input_ids": [1, 1], "encoder_hidden_states": [1, SOURCE, WIDTH], "use_cache_branch=const:0": [1]}
+    bundles = [compile_model(folder / MERGED, tmp_path / "0.fractune", "", ["cpu:1"], first), unmasked(folder, 3)]
+    joined = fractune.load(fractune.join(bundles, out=tmp_path / "joined.fractune"))
+    wanted = by_onnxruntime(folder / DECODER, {"input_ids": np.array([[1]]), "encoder_hidden_states": HIDDEN})
+    logits = joined.decoder({"encoder_hidden_states": HIDDEN}).step(1)
+    np.testing.assert_allclose(logits, wanted["logits"][:, -1], atol=1e-5)
+
+
+def test_a_decoder_that_computes_with_positions_has_no_session(tmp_path: Path) -> None:
+    bundle = unmasked(write_translator(tmp_path, "computed"), 4, WITH_PAST)
+    cross = {f"past_key_values.{name}": np.zeros((1, HEADS, SOURCE, SIDE), "float32") for name in CROSS}
+    with pytest.raises(BadRequest, match="has no input for which rows are in use"):
+        fractune.load(bundle).decoder(cross)

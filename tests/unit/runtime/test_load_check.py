@@ -12,7 +12,7 @@ import fractune
 from fractune_core.errors import OutputsDiffer
 from tests.support.wrong_weights import with_other_weight
 from tests.unit.conftest import Small
-from tests.unit.runtime.choosing.test_smaller_share import with_variants
+from tests.unit.runtime.choosing.test_variants import with_variants
 
 
 @pytest.mark.parametrize("variant", ["cpu:1", "untuned"])

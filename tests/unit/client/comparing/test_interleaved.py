@@ -1,13 +1,14 @@
-"""Interleaved timings of finalists, by a clock that only calls and pauses move."""
+"""Interleaved timings of finalists and of single inferences, by a clock that only calls and pauses move."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
 
 from fractune.comparing import interleaved
-from fractune.comparing.interleaved import PAUSE_S, Times, time_interleaved, time_loops
+from fractune.comparing.interleaved import PAUSE_S, Times, serve, time_interleaved, time_loops, time_services
 from fractune_runtime import runner
 
 
@@ -88,3 +89,87 @@ def test_a_brief_finalist_has_fewer_rounds_if_its_calls_take_long(clock: Clock, 
     assert {name: len(each.loop_secs) for name, each in times.items()} == {"slow": timings, "fast": 9}
     assert len(times["slow"].paced_secs) == timings
     assert clock.seen[0] == "f", "no call of it to warm up"
+
+
+SPUN_S = 0.002
+"""CPU time in a pause"""
+
+
+class SpinningClock:
+    """In place of `time`: the CPU time of calls is twice their wall time, that of a pause is fixed."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.used_s = 0.0
+        self.order: list[int] = []
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    monotonic = perf_counter
+
+    def process_time(self) -> float:
+        return self.used_s
+
+    def sleep(self, secs: float) -> None:
+        self.now_s += secs
+        self.used_s += SPUN_S
+
+    def call(self, threads: int, secs: float) -> Callable[[], None]:
+        def call() -> None:
+            self.now_s += secs
+            self.used_s += 2 * secs
+            if self.order[-1:] != [threads]:
+                self.order.append(threads)
+
+        return call
+
+
+@pytest.fixture
+def spinning(monkeypatch: pytest.MonkeyPatch) -> SpinningClock:
+    made = SpinningClock()
+    for module in (interleaved, runner):
+        monkeypatch.setattr(module, "time", made)
+    monkeypatch.setattr(interleaved, "wait_for_quiet", lambda: None)
+    return made
+
+
+def test_each_inference_is_kept_and_pauses_have_their_own_cpu_time(spinning: SpinningClock) -> None:
+    times = time_services({1: spinning.call(1, 0.03), 2: spinning.call(2, 0.0001)}, 3, 60.0)
+    one, two = times[1], times[2]
+    assert one.loop_secs == pytest.approx([0.03] * 4 * 3)  # no loop is shorter than 0.1 s and 4 calls
+    assert two.loop_secs == pytest.approx([0.0001] * 200 * 3)
+    for each in (one, two):
+        assert each.loop_cpu_s == pytest.approx(2 * sum(each.loop_secs))
+        assert each.pause_cpu_s == pytest.approx(SPUN_S * len(each.paced_secs))
+        assert len(each.paced_secs) == 4 * 3
+
+
+def test_numbers_of_threads_are_interleaved_in_both_orders(spinning: SpinningClock) -> None:
+    time_services({1: spinning.call(1, 0.01), 2: spinning.call(2, 0.01), 4: spinning.call(4, 0.01)}, 3, 60.0)
+    assert spinning.order == [1, 2, 4, 2, 1, 2, 4]
+
+
+def test_a_slow_model_gets_fewer_rounds_but_five(spinning: SpinningClock) -> None:
+    assert len(time_services({1: spinning.call(1, 10.0)}, 20, 60.0)[1].paced_secs) == 4 * 5
+
+
+def test_each_request_counts_from_its_arrival_and_replicas_work_side_by_side() -> None:
+    """Two requests arrive at once, and each replica ends only when the other one has begun."""
+    meet = threading.Barrier(2, timeout=30)
+    found = serve([meet.wait, meet.wait], [0.0, 0.0])
+    assert len(found["latencies_s"]) == 2
+    assert found["elapsed_s"] >= max(found["latencies_s"])
+
+
+def test_a_request_is_not_answered_before_it_arrives() -> None:
+    found = serve([lambda: None], [0.0, 0.02])
+    assert found["elapsed_s"] >= 0.02
+    assert min(found["latencies_s"]) >= 0
+
+
+def test_a_loop_has_no_arrivals() -> None:
+    calls: list[None] = []
+    found = serve([lambda: calls.append(None)], [None] * 5)
+    assert len(calls) == len(found["latencies_s"]) == 5
+    assert found["cpu_s"] == pytest.approx(0, abs=0.1)

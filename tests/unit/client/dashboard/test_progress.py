@@ -1,22 +1,29 @@
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fractune.dashboard.following import JobTrials, Point, Trial, model_progress, operator_progress, paced
+from fractune.dashboard.serving import PageOptions
 from fractune.dashboard.views.job import job
 from fractune.features.client import Client
 from fractune.features.log.log import Records
+from fractune.server.credentials import Credentials
 from fractune.server.job_status import JobProgress, JobStatus, OperatorStatus
 from fractune_core.codec.messages import to_proto
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.pb import fractune_pb2 as pb
+from tests.support.certificates import Authority
 from tests.support.client_samples import record
+from tests.support.paths import REPOSITORY
 from tests.support.processes.scripted_server import ScriptedServer
 
 JOB = JobStatus(
@@ -168,3 +175,37 @@ def test_only_the_newest_trials_are_kept_and_a_note_says_so(
             found = followed.update(client)
             assert [each.record_id for each in found] == [f"r{at}" for at in range(newest - 2, newest + 1)]
         assert "older ones are not read" in str(job(JOB, found, {}, may_cancel=False).blocks)
+
+
+def test_a_server_with_credentials_is_guarded_and_one_in_plain_text_is_not(tmp_path: Path) -> None:
+    ca = Authority.make(tmp_path / "authority").cert
+    with Client("127.0.0.1:1", credentials=Credentials(ca=ca)) as client:
+        assert client.is_guarded
+    with Client("127.0.0.1:1") as client:
+        assert not client.is_guarded
+
+
+def test_a_password_is_made_for_what_others_must_not_read() -> None:
+    assert PageOptions("127.0.0.1:0").token(is_guarded=True)
+    assert PageOptions("127.0.0.1:0").token(is_guarded=False) == ""
+    assert PageOptions("127.0.0.1:0", insecure=True).token(is_guarded=True) == ""
+
+
+def test_the_password_of_a_file_is_taken(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    assert PageOptions("127.0.0.1:0", token_file=file).token(is_guarded=True) == "secret"
+
+
+VENDOR = REPOSITORY / "tuner_client" / "fractune" / "dashboard" / "static" / "vendor"
+PAGE = REPOSITORY / "docs" / "decisions" / "17-dashboard-and-site.md"
+
+
+def test_vendored_files_are_those_of_the_page_and_have_a_licence() -> None:
+    listed = dict(
+        re.findall(r"^\| `([^`]+)` \|[^|]+\| `([0-9a-f]{64})` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    there = {path.name: path for path in VENDOR.iterdir() if path.suffix != ".LICENSE"}
+    assert {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in there.items()} == listed
+    licences = {path.stem for path in VENDOR.glob("*.LICENSE")}
+    assert {name.partition(".")[0] for name in there} == licences

@@ -31,6 +31,7 @@ from fractune.sessions.progress import LineView, View, choose_view
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.files.bundles import Bundle
 from fractune_core.pb import fractune_pb2 as pb
+from tests.support.client_results import results
 from tests.support.client_samples import DEVICE, bundle_bytes, granted, job_script, record
 from tests.support.processes.cli_process import write_model
 from tests.support.processes.scripted_server import ScriptedServer, abort
@@ -336,3 +337,20 @@ def test_a_regret_that_was_not_measured_is_none(regret: float, known: float | No
     assert found.operators[0].regret == known
     assert found.to_json()[0]["regret"] == known
     assert shown in str(found.table)
+
+
+RESULTS = results()
+
+
+def test_a_result_is_one_short_line_at_the_prompt() -> None:
+    for result in RESULTS.values():
+        line = repr(result)
+        assert "\n" not in line
+        assert len(line) < 250
+        assert line.startswith(f"{type(result).__name__}(")
+
+
+def test_a_tuning_names_its_model_its_times_and_its_bundle() -> None:
+    line = repr(RESULTS["tune"])
+    for expected in ("light_squeezenet", "cpu:1 4.31 ms (2.88x)", "cpu:8 4.31 ms", "light_squeezenet.fractune)"):
+        assert expected in line

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import fractune
 from fractune.cli import main
+from fractune.features.matrix.matrix import operator_tables
 from fractune.local.state import LOCK_FILE, StackEntry, default_state_dir, open_state
+from fractune.server.job_status import job_status
+from fractune.server.rpc import RpcClient
 from fractune.sessions.session import named_server, server_address
-from fractune_core.errors import BadRequest, ServerUnreachable
+from fractune.text.output_files import new_bundle
+from fractune_core.codec.messages import to_proto
+from fractune_core.errors import BadRequest, ServerUnreachable, ShareUnavailable
+from fractune_core.pb import fractune_pb2 as pb
 from tests.support.certificates import Authority
-from tests.support.client_samples import bundle_bytes, job_script
+from tests.support.client_samples import bundle_bytes, granted, job_script
 from tests.support.processes.scripted_server import ScriptedServer, serving
 
 
@@ -107,3 +114,63 @@ def test_no_stack_and_a_dead_one_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).write_text(StackEntry(4, "127.0.0.1:5", for_others=True).to_text())
     with pytest.raises(ServerUnreachable, match=r"has died \(pid 4 is gone\); start it again with 'fractune up'"):
         server_address(tmp_path, lasting=True)
+
+
+REFUSAL = ShareUnavailable("no worker offers cpu:2; offered: cpu:1")
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a stack with one worker, for cpu:1."""
+    servicer = ScriptedServer()
+    servicer.fail_create = REFUSAL
+    servicer.offered = [pb.OfferedShare(granted=to_proto(granted(), pb.GrantedShare), workers=1)]
+    path = tmp_path / "my state"
+    with serving(servicer) as server, open_state(path) as folder:
+        folder.publish_address(server.address, for_others=True)
+        yield path
+
+
+@pytest.mark.parametrize("more", [["--detach"], ["--quiet"]])
+def test_the_error_names_the_stack_its_shares_and_the_command_with_the_missing_one(
+    state: Path, tmp_path: Path, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_bytes(b"model")
+    assert main(["tune", str(model), "--shares", "cpu:2", "--state", str(state), *more]) == REFUSAL.exit_code
+    assert (
+        f"{REFUSAL}. The stack of 'fractune up' in {state} has workers for cpu:1. "
+        f"Stop it, then start it by: fractune up --shares cpu:1,cpu:2 --state '{state}'"
+    ) in capsys.readouterr().err
+
+
+def test_another_refusal_stays_as_it_is(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_bytes(b"model")
+    assert main(["tune", str(model), "--shares", "cpu:1", "--state", str(state), "--detach"]) == REFUSAL.exit_code
+    assert capsys.readouterr().err == f"fractune: {REFUSAL}\n"
+
+
+@pytest.mark.parametrize(("out", "written"), [(None, "net.fractune"), ("served/n.fractune", "served/n.fractune")])
+def test_out_is_a_file(out: str | None, written: str) -> None:
+    assert new_bundle(out, "net.onnx", force=False).path == Path(written).absolute()
+
+
+@pytest.mark.parametrize("out", ["x.onnx", "x.pt2", "a/net.json", "x.fused", "served.bin", "", ".", "folder"])
+def test_another_ending_is_refused_with_a_name_to_write(out: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(
+        BadRequest, match=r"^--out .*: this is not the name of a bundle; write a file such as .*net\.fractune$"
+    ):
+        new_bundle(tmp_path / out, "net.onnx", force=False)
+
+
+def test_tables_are_of_the_operators_that_the_job_was_about() -> None:
+    job = job_status(job_script()[-1])
+    assert [each.selected for each in job.operators] == [True, False]
+    with serving(ScriptedServer()) as server, RpcClient(server.address) as client:
+        server.tables = [
+            pb.OperatorTable(operator=pb.Operator(display_name=each.name, workload_hash=each.workload_hash))
+            for each in job.operators
+        ]
+        assert [table.name for table in operator_tables(client, job)] == ["fused_conv2d"]

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 from typing import Any
 
 import pytest
 
 from fractune_core.analysis.at_load import AtLoad, are_decided, choices
+from fractune_core.analysis.inside import KEPT, OTHERS, CallTime, Inside, slower_notes
+from fractune_core.analysis.runtime_times import RuntimeTime
+from fractune_core.analysis.slowdown_ci import Estimate
+from fractune_core.codec.messages import from_proto, to_proto
+from fractune_core.errors import BadRequest
+from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.served import Served
+from tests.support.measured_pairs import runtime_time
 
 ROUNDS, REQUESTS = 11, 10
 AT_LOAD = {"variant": "cpu:1", "threads": 1, "loop_secs": [1.0, 1.0], "latency_secs": [1.0] * 4}
@@ -91,3 +100,67 @@ def test_choices_are_decided_once_no_round_can_change_one(
     other = AtLoad("cpu:2", 1, tuple(loops), tuple(latencies))
     assert are_decided([own, other], ROUNDS) == decided
     assert are_decided([own], ROUNDS)
+
+
+def test_names_of_hundreds_of_operations_are_kept_apart() -> None:
+    long = "fused_" + "_".join(["add", "abs"] * 200)
+    inside = Inside((CallTime(long, 1, 2e-3), CallTime(f"{long}1", 1, 1e-3)), 4e-3, 5e-3)
+    with pytest.raises(ValueError, match="longer than"):
+        inside.check()
+    kept = inside.brief({long: "a hash"}, {"a hash": "a schedule"})
+    kept.check()
+    first, second = kept.calls
+    assert first.name != second.name
+    assert long.startswith(first.name.partition("~")[0])
+    assert (first.workload_hash, first.candidate) == ("a hash", "a schedule")
+    assert (second.workload_hash, second.candidate) == ("", "")
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "nu\0l", "half \ud800", "\x1b" * 500, "näme" * 500])
+def test_a_name_of_any_characters_can_be_kept(name: str) -> None:
+    kept = Inside((CallTime(name, 1, 2e-3),), 4e-3, 5e-3).brief({name: "a hash"}, {})
+    kept.check()
+    assert kept.calls[0].workload_hash == "a hash"
+
+
+def test_calls_beyond_the_slowest_are_one_row() -> None:
+    calls = tuple(CallTime(f"call{number}", 2, 1e-3) for number in range(KEPT + 5))
+    kept = Inside(calls, 1.0, 1.0).brief({}, {})
+    kept.check()
+    assert kept.calls[-1].name == OTHERS
+    assert sum(each.calls for each in kept.calls) == 2 * len(calls)
+    assert sum(each.secs for each in kept.calls) == pytest.approx(len(calls) * 1e-3)
+
+
+def test_operators_that_are_slower_for_one_cause_stand_together() -> None:
+    (note,) = slower_notes([("conv", "cold"), ("pool", ""), ("dense", "odd"), ("add", "cold"), ("conv", "cold")])
+    assert note.endswith("alone: conv, add (cold); dense (odd)")
+    assert slower_notes([("pool", "")]) == ()
+
+
+def test_it_is_the_same_after_a_message_and_after_json() -> None:
+    runtime_time().check()
+    message = to_proto(runtime_time(), pb.RuntimeTime)
+    assert message.model == f"models/{runtime_time().model}"
+    assert from_proto(RuntimeTime, message) == runtime_time()
+    assert RuntimeTime.from_json(json.loads(json.dumps(runtime_time().to_json()))) == runtime_time()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"time_id": "with spaces in it"}, "time_id must have 8 to 64 letters and digits"),
+        ({"share": ""}, "a model, a share and a runtime"),
+        ({"version": "v" * 201}, "longer than 200 characters"),
+        ({"inputs": {"n" * 201: [1]}}, "longer than 200 characters"),
+        ({"inputs": {"ids": [1] * 65}}, "64 axes at most"),
+        ({"paced_s": 0.0}, "its times must be above 0 and finite"),
+        ({"bundle_loop_s": math.inf}, "its times must be above 0 and finite"),
+        ({"paced_ratio": Estimate(1.0, 1.1, 1.2)}, "ratios must be above 0 and finite"),
+        ({"measured_at": -1.0}, "measure_time is missing"),
+        ({"others_cores": float("inf")}, "others_cores must be 0 or more"),
+    ],
+)
+def test_a_runtime_time_that_no_measurement_gives_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        runtime_time(**changes).check()

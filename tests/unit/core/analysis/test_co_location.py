@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -24,7 +27,13 @@ from fractune_core.analysis.co_location import (
     stp,
     verdict,
 )
+from fractune_core.analysis.pairs import MeasuredPair, PairedModel
 from fractune_core.analysis.slowdown_ci import Estimate, estimate
+from fractune_core.codec.messages import from_proto, to_proto
+from fractune_core.errors import BadRequest
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.records import joint_time_s
+from tests.support.measured_pairs import measured_pair
 
 Noise = Callable[[random.Random], float]
 SECS = st.floats(0.01, 100)
@@ -203,3 +212,56 @@ def test_only_what_lies_wholly_inside_the_co_runners_loop_counts(co_runner: tupl
 )
 def test_percentiles_are_requests_that_came(values: Sequence[float], percent: int, wanted: float | None) -> None:
     assert percentile(list(values), percent) == wanted
+
+
+def test_it_is_the_same_after_a_message_and_after_json() -> None:
+    bubble = PairedModel("bubble:32MiB", "cpu:1")
+    for pair in (measured_pair(), measured_pair(models=(measured_pair().models[0], bubble), stp=None, verdict="")):
+        pair.check()
+        assert from_proto(MeasuredPair, to_proto(pair, pb.MeasuredPair)) == pair
+        assert MeasuredPair.from_json(json.loads(json.dumps(pair.to_json()))) == pair
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"pair_id": "short"}, "pair_id must have 8 to 64 letters and digits"),
+        ({"pair_id": "with spaces in it"}, "pair_id must have 8 to 64 letters and digits"),
+        ({"host": "h" * 201}, "longer than 200 characters"),
+        ({"models": measured_pair().models[:1]}, "two models, each with a name and a share"),
+        ({"models": (PairedModel("", "cpu:1"), PairedModel("b", "cpu:1"))}, "two models, each with a name and a share"),
+        ({"stp": Estimate(1.0, 1.1, 1.2)}, "ratios must be above 0 and finite"),
+        ({"stp": Estimate(math.nan, math.nan, math.nan)}, "ratios must be above 0 and finite"),
+        ({"stp": Estimate(1.0, 0.9, math.inf)}, "ratios must be above 0 and finite"),
+        (
+            {"models": tuple(replace(each, slowdown=Estimate(0.0, 0.0, 0.0)) for each in measured_pair().models)},
+            "ratios",
+        ),
+        ({"rounds": 0}, "rounds is 0"),
+        ({"measured_at": 0.0}, "measure_time is missing"),
+        ({"others_cores": float("inf")}, "others_cores must be 0 or more"),
+    ],
+)
+def test_what_no_measurement_gives_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        measured_pair(**changes).check()
+
+
+TIMES = st.lists(st.floats(1e-7, 10.0), min_size=1, max_size=6)
+
+
+@given(TIMES, st.floats(1e-3, 1e3))
+def test_a_unit_of_time_at_one_share_changes_no_order(times: list[float], factor: float) -> None:
+    scaled = joint_time_s([times[0] * factor, *times[1:]])
+    assert scaled == pytest.approx(joint_time_s(times) * factor ** (1 / len(times)))
+
+
+@given(TIMES, st.sampled_from([0.0, math.inf]))
+def test_a_failure_at_any_share_is_one_of_the_whole(times: list[float], failure: float) -> None:
+    assert joint_time_s([*times, failure]) == 0.0
+
+
+def test_no_time_is_an_error() -> None:
+    assert joint_time_s([1.0, 4.0]) == pytest.approx(2.0)
+    with pytest.raises(statistics.StatisticsError):
+        joint_time_s([])

@@ -18,11 +18,11 @@ from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files import sealed
 from fractune_core.files.bundles import WEIGHTS, Bundle, object_entry, write_bundle
 from fractune_core.files.sealed import MANIFEST, write_archive
-from tests.support.client_samples import DEVICE, bundle_bytes
+from tests.support.client_samples import DEVICE, bundle_bytes, variants
 
 
 def a_bundle() -> bytes:
-    return bundle_bytes(variants=[{"name": "untuned", "objects": ["lib0.o"], "weights": []}])
+    return bundle_bytes(variants=variants("untuned"))
 
 
 def tensor(**changes: Any) -> dict[str, Any]:
@@ -300,7 +300,7 @@ def test_another_format_says_what_to_do(number: Any, do: str) -> None:
         ({"code": {"architecture": "x86_64"}}, "'code' is not"),
         ({"shares": {"cpu:1": {"units": 0}}}, "'shares' is not"),
         ({"shares": {"cpu:\x1b[2J": {"units": 1}}}, "'shares' is not"),
-        ({"variants": [{"name": "\x1b[2J", "objects": ["lib0.o"], "weights": []}]}, "'variants' is not"),
+        ({"variants": variants("\x1b[2J")}, "'variants' is not"),
         *(
             (
                 {"variants": [{"name": "untuned", "objects": [name], "weights": []}]},
@@ -320,7 +320,7 @@ def test_another_format_says_what_to_do(number: Any, do: str) -> None:
         ({"shares": {}}, "the variant 'cpu:1' is not among 'shares'"),
         ({"variants": []}, "'variants' is not"),
         (
-            {"variants": [{"name": "untuned", "objects": ["lib0.o"], "weights": []}] * 2},
+            {"variants": variants("untuned", "untuned")},
             "two of 'variants' have one name",
         ),
         ({"variants": [{"name": "untuned", "objects": ["lib9.o"], "weights": []}]}, "'variants/0/lib9.o' is missing"),

@@ -17,7 +17,7 @@ from fractune_core.files.bundles import JOINED_FORMAT, Bundle, write_bundle
 from fractune_core.files.compared import MODEL, ONNX_RUNTIME, Compared, Runtime, Timed
 from fractune_core.files.new_bundle import NewBundle, Serves
 from fractune_core.files.sealed import MANIFEST
-from tests.support.client_samples import bundle_bytes, bundle_bytes_at_one_share
+from tests.support.client_samples import bundle_at, bundle_bytes
 
 SHARES = ["cpu:1", "cpu:4"]
 SHAPE = {"data": [1, 3]}
@@ -95,7 +95,7 @@ def test_a_link_is_replaced_and_what_it_names_stays(path: Path) -> None:
     with pytest.raises(BadRequest, match="the share cpu:1"):
         NewBundle(link).check(Serves(["cpu:4"], [SHAPE]))
     with NewBundle(link, force=True).writing() as file:
-        file.write(bundle_bytes_at_one_share())
+        file.write(bundle_at(1))
     assert not link.is_symlink()
     assert path.read_bytes() == before
     link.unlink()
@@ -117,7 +117,7 @@ def test_a_folder_or_a_pipe_stays(path: Path) -> None:
 
 
 def test_the_bundle_there_stays_as_it_was_when_the_new_one_serves_less(path: Path) -> None:
-    before, less = path.read_bytes(), bundle_bytes_at_one_share()
+    before, less = path.read_bytes(), bundle_at(1)
     with pytest.raises(BadRequest, match="the share cpu:4"), NewBundle(path).writing() as file:
         file.write(less)
     assert path.read_bytes() == before

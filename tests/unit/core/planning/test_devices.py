@@ -1,4 +1,4 @@
-"""What devices can be divided into, and layouts as paths along an axis."""
+"""What devices can be divided into, MIG's placement table, and plans that others published."""
 
 from __future__ import annotations
 
@@ -6,10 +6,26 @@ import functools
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from benchmarks.support.published import PUBLISHED_GPUS, SETS, overlaps, parvagpu_deployments, parvagpu_request
 from fractune_core.errors import BadRequest
-from fractune_core.planning.devices import GPUS, DeviceType, Partitioning, cpu_type, gpu_type
-from tests.support.mig_layouts import layouts
+from fractune_core.planning.devices import (
+    BY_NAME,
+    GPUS,
+    PLAIN,
+    PROFILES,
+    DeviceType,
+    Partitioning,
+    Placed,
+    Profile,
+    cpu_type,
+    gpu_type,
+    placements,
+)
+from fractune_core.planning.planner import make_plan
+from tests.support.mig_layouts import broken_rule, layouts, maximal
 
 MIG = gpu_type("A100-80GB", Partitioning.MIG)
 MPS = gpu_type("H100-80GB", Partitioning.MPS)
@@ -89,3 +105,64 @@ def test_what_a_gpu_has_is_known() -> None:
     ]
     assert (MIG.isolates, MPS.isolates, cpu_type(1).kind, MIG.kind) == (True, False, "cpu", "cuda")
     assert math.isinf(cpu_type(1).memory_gib)
+
+
+ALL = layouts()
+
+
+def names(layout: frozenset[Placed]) -> tuple[str, ...]:
+    return tuple(sorted(profile.name for profile, _ in layout))
+
+
+def test_the_layouts_of_a_gpu_are_those_that_are_known() -> None:
+    """297 layouts, 19 of them maximal, of 14 kinds: counted from NVIDIA's placements by hand."""
+    found = ALL
+    assert len(found) == 297
+    assert len(maximal(found)) == 19
+    kinds = {names(each) for each in maximal(found)}
+    assert len(kinds) == 14
+    assert ("1g", "1g", "2g", "3g") in kinds
+    assert ("1g", "1g", "1g", "4g") in kinds
+
+
+def test_every_layout_that_is_listed_is_valid() -> None:
+    for each in layouts(PROFILES):
+        assert not broken_rule(list(each))
+
+
+@given(st.lists(st.tuples(st.sampled_from(PLAIN), st.integers(0, 7)), min_size=1, max_size=7))
+def test_a_layout_is_valid_exactly_when_it_is_listed(drawn: list[tuple[Profile, int]]) -> None:
+    is_listed = frozenset(drawn) in ALL and len(set(drawn)) == len(drawn)
+    assert is_listed is not bool(broken_rule(drawn))
+
+
+@given(st.lists(st.sampled_from(PROFILES), min_size=1, max_size=7))
+def test_every_placement_is_a_valid_layout(profiles: list[Profile]) -> None:
+    for each in placements(profiles):
+        assert not broken_rule(each)
+
+
+UNITS = {1: 10, 2: 20, 3: 30, 4: 44, 5: 82, 6: 105}
+"""fewest, with the fewest GPUs"""
+
+
+@pytest.mark.parametrize("number", SETS)
+def test_a_published_set_needs_no_more_gpus_than_published(number: int) -> None:
+    plan = make_plan(parvagpu_request(number))
+    assert len(plan.devices) <= PUBLISHED_GPUS[number]
+    assert plan.units_used == UNITS[number]
+    assert plan.is_proved
+    for parts in plan.devices:
+        assert not broken_rule([(BY_NAME[f"{part.units}g"], part.place) for part in parts])
+    assert all(model.utilisation is not None and model.utilisation <= 1 + 1e-5 for model in plan.models)
+
+
+def test_published_placements_overlap_on_most_gpus_though_their_sizes_fit() -> None:
+    found = parvagpu_deployments()
+    assert {number: len(gpus) for number, gpus in found.items()} == PUBLISHED_GPUS
+    gpus = [[each.placed for each in gpu] for deployed in found.values() for gpu in deployed]
+    wrong = [gpu for gpu in gpus if overlaps(gpu)]
+    assert len(wrong) == 32
+    for gpu in wrong:
+        assert broken_rule(gpu) == "overlap"
+        assert next(placements(sorted((profile for profile, _ in gpu), key=PROFILES.index)), None) is not None

@@ -12,12 +12,7 @@ from fractune_core.planning.planner import make_plan
 from fractune_core.planning.plans import Plan
 from fractune_core.planning.requests import MOST_MODELS, ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
-from fractune_core.planning.wire import (
-    LoggedModel,
-    add_logged_rows,
-    request_from_proto,
-    request_to_proto,
-)
+from fractune_core.planning.wire import LoggedModel, add_logged_rows, request_from_proto, request_to_proto
 
 ROWS = (Row(1, 8, 2, 100.0, 0.16, Basis.MEASURED), Row(2, 8, 2, 170.0, 0.1), Row(3, 1, 1, 90.0, 0.011))
 

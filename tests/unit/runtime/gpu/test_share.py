@@ -29,7 +29,7 @@ from fractune_runtime.gpu import (
     join_daemon,
     look_at_gpu,
 )
-from tests.support.client_samples import bundle_bytes
+from tests.support.client_samples import bundle_bytes, variants
 from tests.support.hardware.simulated_cuda import Staged
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
 from tests.support.hardware.simulated_libcuda import SimulatedLibcuda
@@ -68,7 +68,7 @@ def gpu_bundle(*shares: str, arch: str = "sm_90", device: Device = H200, **chang
             target=f'{{"kind":"cuda","arch":"{arch}"}}',
             code={"architecture": platform.machine(), "features": []},
             shares=granted,
-            variants=[{"name": name, "objects": ["lib0.o"], "weights": []} for name in (*shares, "untuned")],
+            variants=variants(*shares, "untuned"),
             **changes,
         )
     )

@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from fractune_core.records import Status
 from fractune_server.scheduler import allocation
-from fractune_server.scheduler.allocation import (
-    FIRST_ROUND,
-    Budget,
-    OperatorPlan,
-    joint_times,
-    next_round,
-)
+from fractune_server.scheduler.allocation import FIRST_ROUND, Budget, OperatorPlan, joint_times, next_round
 from fractune_server.scheduler.finalists import BEST_PER_SHARE, finalists
 from tests.support.samples import validation
 

@@ -1,22 +1,30 @@
-"""Which operators are validated at all."""
+"""Which operators are validated, how much of the work is tuned, and where a new operator starts."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.records import Status
 from fractune_server.scheduler.finalists import (
+    DONORS_AT_MOST,
     NEGLIGIBLE,
+    TRIALS_AT_LEAST,
     Outlook,
+    choose_donors,
     is_settled,
+    operator_kind,
     outlook,
     short_repeats_ms,
+    tuned_part,
     worth_validating,
 )
+from fractune_server.store.records.log import Donor
 from tests.support.samples import divided, granted, validation
 
 SHARE = granted(1).key
@@ -90,3 +98,66 @@ def test_repeats_are_the_shorter_the_less_an_operator_matters() -> None:
 def test_what_is_left_out_gains_a_hundredth_of_the_model_at_most(outlooks: dict[str, Outlook]) -> None:
     left_out = [each.gain_s for name, each in outlooks.items() if name not in worth_validating(outlooks)]
     assert sum(left_out) <= NEGLIGIBLE * sum(each.known_s for each in outlooks.values()) + 1e-9
+
+
+WEIGHTS = {"conv": 3, "copy": 1}
+ARITHMETIC = {"conv": Arithmetic(1000.0, 64), "copy": Arithmetic(0.0, 30)}
+
+
+def test_operators_count_by_their_operations_and_copies_by_their_bytes() -> None:
+    assert tuned_part(WEIGHTS, ARITHMETIC, ["conv", "copy"]) == 1.0
+    assert tuned_part(WEIGHTS, ARITHMETIC, ["conv"]) == 3000 / 3030
+    assert tuned_part(WEIGHTS, ARITHMETIC, ["copy"]) == 30 / 3030
+    assert tuned_part(WEIGHTS, ARITHMETIC, []) == 0.0
+
+
+def test_what_is_not_known_is_no_reason_to_refuse() -> None:
+    assert tuned_part(WEIGHTS, {}, ["copy"]) == 1.0
+    assert tuned_part(WEIGHTS, {}, []) == 0.0
+
+
+MANY = TRIALS_AT_LEAST
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("fused_conv2d3_add2_relu2", "conv2d"),
+        ("conv2d_transpose1", "conv2d"),
+        ("matmul", "matmul"),
+        ("fused_matmul12_add", "matmul"),
+        ("", ""),
+    ],
+)
+def test_the_kind_is_read_off_the_name(name: str, kind: str) -> None:
+    assert operator_kind(name) == kind
+
+
+def test_the_operator_itself_comes_first_then_the_best_measured_of_its_kind() -> None:
+    known = [
+        Donor("a", "1", "conv2d1", MANY),
+        Donor("b", "1", "fused_conv2d2_relu", MANY + 2),
+        Donor("me", "2", "conv2d9", MANY),
+        Donor("me", "1", "conv2d9", MANY + 50),
+        Donor("few", "1", "conv2d3", MANY - 1),
+        Donor("other", "1", "matmul", MANY + 9),
+    ]
+    assert [each.workload_hash for each in choose_donors(known, "conv2d9", "me", {"1"})] == ["me", "b", "a"]
+
+
+def test_the_same_layer_at_another_shape_comes_before_others_of_its_kind() -> None:
+    known = [Donor("a", "1", "fused_matmul1_add", MANY + 50), Donor("b", "1", "fused_matmul2_add", MANY)]
+    assert [each.workload_hash for each in choose_donors(known, "fused_matmul2_add", "me", {"1"})] == ["b", "a"]
+
+
+def test_the_shares_of_the_job_go_before_others() -> None:
+    known = [Donor("a", "4", "conv2d1", MANY + 90), Donor("a", "1", "conv2d1", MANY)]
+    assert choose_donors(known, "conv2d", "me", {"1"}) == [known[1]]
+    assert choose_donors(known, "conv2d", "me", {"2"}) == [known[0]]
+
+
+def test_no_more_than_a_few() -> None:
+    known = [Donor(str(number), "1", "conv2d", MANY + number) for number in range(50)]
+    assert [each.workload_hash for each in choose_donors(known, "conv2d", "me", {"1"})] == [
+        str(number) for number in range(49, 49 - DONORS_AT_MOST, -1)
+    ]

@@ -19,6 +19,7 @@ from fractune_runtime.choosing import choose_variant
 from fractune_server.selection.model_match import OperatorRow, _row
 from fractune_server.selection.variants import Deployment, ValidatedOperator, measured_secs, variants_for
 from tests.support.client_samples import bundle_bytes
+from tests.support.client_samples import variants as named_variants
 from tests.support.samples import DEVICE, TARGET_KEY, WORKLOAD, granted, validation
 
 TRACES = [UNTUNED, "a", "b", "c", "d"]
@@ -105,7 +106,7 @@ def test_a_bundle_runs_at_a_share_what_match_answers_there() -> None:
         variants = variants_for(place, operators, robust_only=False)
         measured = measured_secs(place, operators, variants)
         choosing = measured_secs(place, operators, variants, choosing=True)
-        named = [{"name": variant.name, "objects": ["lib0.o"], "weights": []} for variant in variants]
+        named = named_variants(*(variant.name for variant in variants))
         bundle = Bundle(bundle_bytes(variants=named, measured=measured, choosing=choosing))
         traces = {variant.name: variant.traces for variant in variants}
         for share, at in place.granted.items():

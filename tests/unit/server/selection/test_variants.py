@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fractune_core.analysis.inside import CallTime, Inside
 from fractune_core.analysis.match import How
 from fractune_core.analysis.validated import ValidatedRecords
+from fractune_core.planning.devices import device_type
 from fractune_core.records import UNTUNED
-from fractune_core.shares import Device, GrantedShare
+from fractune_core.shares import Device, GrantedShare, Share
+from fractune_server.selection.model_match import Matcher, ModelAnswer, _with_timing, operators_at, timed_secs
 from fractune_server.selection.variants import (
     Deployment,
     ValidatedOperator,
     Variant,
     measured_secs,
+    robust_for_model,
     variants_for,
     with_alternatives,
 )
@@ -144,3 +153,111 @@ def test_a_range_has_the_variant_that_loses_least_within_it() -> None:
 def on_gpu(share: str) -> GrantedShare:
     units = {"mps:25": 32, "mps:50": 66, "full": 132}[share]
     return GrantedShare(share, units, GPU.units, "sm", 140 << 30, reserved=False)
+
+
+SECS = st.floats(1e-6, 10.0)
+
+OPERATORS = st.dictionaries(
+    st.sampled_from(["conv", "dense", "pool"]),
+    st.fixed_dictionaries({units: st.fixed_dictionaries(dict.fromkeys(("a", "b", "c"), SECS)) for units in (1, 2)}),
+    min_size=1,
+)
+
+
+def _model_regret(times: dict[str, dict[int, dict[str, float]]], chosen: dict[str, str]) -> float:
+    return (
+        max(
+            sum(times[op][units][name] for op, name in chosen.items())
+            / sum(min(t[units].values()) for t in times.values())
+            for units in (1, 2)
+        )
+        - 1.0
+    )
+
+
+@given(OPERATORS)
+def test_a_robust_model_loses_no_more_than_what_is_tuned_at_one_share(
+    times: dict[str, dict[int, dict[str, float]]],
+) -> None:
+    weights, default = dict.fromkeys(times, 1), dict.fromkeys(times, "")
+    chosen, regret = robust_for_model(times, weights, [1, 2], default)
+    assert chosen.keys() == times.keys()
+    assert regret == pytest.approx(_model_regret(times, chosen))
+    for units in (1, 2):
+        tuned = {op: min(found[units], key=found[units].__getitem__) for op, found in times.items()}
+        assert regret <= _model_regret(times, tuned) + 1e-6
+    every = [dict(zip(times, names, strict=True)) for names in product("abc", repeat=len(times))]
+    assert regret <= 1e-6 + 2 * max(_model_regret(times, one) for one in every)
+
+
+def test_the_whole_model_may_want_another_schedule_than_the_operator_alone() -> None:
+    # Alone, the big operator's least worst regret is b (10 % at both); beside the small one, which loses nothing.
+    times = {
+        "big": {1: {"a": 1.0, "b": 1.1}, 2: {"a": 1.21, "b": 1.0}},
+        "small": {1: {"a": 1.0}, 2: {"a": 1.0}},
+    }
+    chosen, regret = robust_for_model(times, {"big": 1, "small": 9}, [1, 2], {})
+    assert chosen == {"big": "b", "small": "a"}
+    assert regret == pytest.approx(0.01)
+    assert robust_for_model(times, {"big": 1, "small": 9}, [1, 4], {}) == ({}, 0.0)
+
+
+def test_of_several_starts_the_one_that_ends_best_counts() -> None:
+    # From the fastest at the second share, no single change helps: that ends at a regret of 1.0.
+    times = {
+        "a": {1: {"x": 4.0, "y": 5.0, "z": 8.0}, 2: {"x": 3.0, "y": 4.0, "z": 1.0}},
+        "b": {1: {"x": 1.0, "y": 6.0, "z": 6.0}, 2: {"x": 2.0, "y": 9.0, "z": 1.0}},
+    }
+    chosen, regret = robust_for_model(times, {"a": 1, "b": 1}, [1, 2], {})
+    assert chosen == {"a": "z", "b": "x"}
+    assert regret == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("run_secs", "share"),
+    [
+        ({"untuned": [3.0], "cpu:1": [1.0], "cpu:2": [2.0]}, "cpu:1"),
+        ({"untuned": [3.0], "cpu:1": [2.0], "cpu:2": [1.0]}, "cpu:2"),
+        ({"untuned": [3.0], "robust": [1.0]}, "cpu:2"),
+        ({"untuned": [1.0], "cpu:1": [2.0], "cpu:2": [3.0]}, "cpu:2"),
+    ],
+)
+def test_operators_under_a_limit_are_those_of_whole_cores(run_secs: dict[str, list[float]], share: str) -> None:
+    assert operators_at({"run_secs": run_secs, "at_load": [], "others_cores": 0.0}, Share.parse("cpu:1500m")) == share
+
+
+def test_a_model_that_no_job_has_timed_is_matched_by_the_log_alone() -> None:
+    answer = ModelAnswer([], None)
+    assert _with_timing(answer, None) == answer
+    timed = _with_timing(answer, {"at_load": [], "others_cores": 0.5, "inside": None})
+    assert (timed.others_cores, timed.inside) == (0.5, None)
+    inside = Inside((CallTime("conv", 1, 0.9, "hash", "candidate"),), 1.0, 1.1)
+    assert _with_timing(answer, {"at_load": [], "others_cores": 0.5, "inside": inside.to_json()}).inside == inside
+
+
+def test_disturbed_times_of_a_job_are_apart() -> None:
+    granted = {n: GrantedShare(f"cpu:{n}", n, 2, "core", 1 << 30, reserved=False).to_json() for n in (1, 2)}
+    job: Any = SimpleNamespace(
+        timings={
+            f"cpu:{n}": {"granted": granted[n], "run_secs": {f"cpu:{n}": [1.0 / n]}, "others_cores": others_cores}
+            for n, others_cores in ((1, 0.9), (2, 0.1))
+        }
+    )
+    here = device_type("", 2, "cpu", 0.0)
+    assert timed_secs(job, here, disturbed=False) == {2: 0.5}
+    assert timed_secs(job, here, disturbed=True) == {1: 1.0}
+
+
+def test_the_newest_quiet_timing_is_matched(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, busier, quiet = ({"others_cores": cores} for cores in (0.8, 0.9, 0.0))
+    unused: Any = None
+    matcher = Matcher(unused)
+
+    def matched(*timings: dict[str, Any]) -> dict[str, Any] | None:
+        done = [SimpleNamespace(timings={"cpu:1": timing} if timing else {}) for timing in timings]
+        monkeypatch.setattr(matcher, "_done", lambda *_: iter(done))
+        return matcher._timing(unused, unused, unused, Share.parse("cpu:1"))
+
+    assert matched({}, busy, busier, quiet) is quiet
+    assert matched({}, busy, busier) is busy
+    assert matched({}) is None

@@ -1,18 +1,37 @@
-"""A few calls at a time, on a real channel; and handlers that are made once."""
+"""Around every call, on a real channel: how many at a time, their counts, and the table of errors."""
 
 from __future__ import annotations
 
+import gc
+import queue
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
+import redis
 
+from fractune_core.errors import BadRequest, NotFound, RedisGone, error_from_name, error_kinds
 from fractune_server.access.authenticator import Caller, set_caller
-from fractune_server.services.interceptors import Around, ConcurrencyLimit, ErrorInterceptor, HandlerCache, Interceptor
+from fractune_server.instruments import Instruments
+from fractune_server.services.interceptors import (
+    STATUS_CODES,
+    Around,
+    CallCounter,
+    ConcurrencyLimit,
+    ErrorInterceptor,
+    HandlerCache,
+    Interceptor,
+    code_text,
+    translate,
+)
 from tests.support.processes.redis_process import wait_until
 
 AT_ONCE, CALLS = 2, 6
@@ -129,3 +148,172 @@ def test_a_handler_is_made_once_for_each_method_that_there_is() -> None:
             assert begin("/unknown/Method").exception().code() is grpc.StatusCode.UNIMPLEMENTED
     assert calls.made == {QUICK: 1, WAITING: 1}
     assert set(cache._handlers) == {QUICK, WAITING}
+
+
+SERVICE = "made.up.Service"
+
+
+class MadeUp:
+    def __init__(self) -> None:
+        self.watched = threading.Event()
+
+    def ok(self, request: bytes, _: Any) -> bytes:
+        return request
+
+    def missing(self, _request: bytes, _: Any) -> bytes:
+        raise NotFound("no such thing")
+
+    def broken(self, _request: bytes, _: Any) -> bytes:
+        raise ZeroDivisionError("a mistake")
+
+    def three(self, request: bytes, _: Any) -> Iterator[bytes]:
+        yield from [request] * 3
+
+    def watch(self, request: bytes, context: Any) -> Iterator[bytes]:
+        while context.is_active():
+            yield request
+            self.watched.set()
+
+
+@pytest.fixture
+def instruments() -> Instruments:
+    return Instruments()
+
+
+@pytest.fixture
+def channel(instruments: Instruments) -> Iterator[grpc.Channel]:
+    made_up = MadeUp()
+    handlers: dict[str, Any] = {
+        **{name: grpc.unary_unary_rpc_method_handler(getattr(made_up, name)) for name in ("ok", "missing", "broken")},
+        **{name: grpc.unary_stream_rpc_method_handler(getattr(made_up, name)) for name in ("three", "watch")},
+    }
+    interceptors: list[grpc.ServerInterceptor] = [CallCounter(instruments), ErrorInterceptor()]
+    server = grpc.server(futures.ThreadPoolExecutor(2), interceptors=interceptors)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    server.stop(0).wait()
+
+
+def handled(instruments: Instruments, method: str, code: str, kind: str = "unary") -> float | None:
+    labels = {"grpc_type": kind, "grpc_service": SERVICE, "grpc_method": method, "grpc_code": code}
+    return instruments.registry.get_sample_value("grpc_server_handled_total", labels)
+
+
+@pytest.mark.parametrize(("method", "code"), [("ok", "OK"), ("missing", "NotFound"), ("broken", "Internal")])
+def test_a_call_is_counted_by_its_code(channel: grpc.Channel, instruments: Instruments, method: str, code: str) -> None:
+    call: Any = channel.unary_unary(f"/{SERVICE}/{method}")
+    for _ in range(2):
+        try:
+            call(b"x", timeout=10)
+        except grpc.RpcError as error:
+            assert code_text(error.code()) == code  # noqa: PT017  some of them end well
+    wait_until(lambda: handled(instruments, method, code) == 2)
+    labels = {"grpc_type": "unary", "grpc_service": SERVICE, "grpc_method": method}
+    for name in ("grpc_server_started_total", "grpc_server_handling_seconds_count"):
+        assert instruments.registry.get_sample_value(name, labels) == 2
+
+
+def test_a_stream_is_one_call(channel: grpc.Channel, instruments: Instruments) -> None:
+    call: Any = channel.unary_stream(f"/{SERVICE}/three")
+    assert list(call(b"x", timeout=10)) == [b"x"] * 3
+    wait_until(lambda: handled(instruments, "three", "OK", "server_stream") == 1)
+
+
+def test_a_watcher_that_goes_away_is_told_from_an_end(channel: grpc.Channel, instruments: Instruments) -> None:
+    call: Any = channel.unary_stream(f"/{SERVICE}/watch")
+    stream = call(b"x")
+    assert next(stream) == b"x"
+    stream.cancel()
+    wait_until(lambda: handled(instruments, "watch", "Canceled", "server_stream") == 1)
+
+
+def test_codes_are_written_as_other_servers_write_them() -> None:
+    codes = [grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED]
+    assert [code_text(code) for code in codes] == ["OK", "Canceled", "ResourceExhausted"]
+
+
+def test_every_error_has_a_status_and_comes_back() -> None:
+    for name, kind in error_kinds().items():
+        assert kind.grpc_status in STATUS_CODES, name
+        assert kind.exit_code > 0, name
+        told = translate(kind("what is wrong"))
+        assert told is not None, name
+        back = error_from_name(type(told).__name__, str(told))
+        assert (type(back), str(back)) == (kind, "what is wrong")
+
+
+def test_redis_away_is_told_and_other_errors_are_not() -> None:
+    assert isinstance(translate(redis.ConnectionError("refused")), RedisGone)
+    assert isinstance(translate(redis.TimeoutError("slow")), RedisGone)
+    assert translate(KeyError("mistake")) is None
+
+
+@pytest.mark.parametrize("answers", [grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler])
+def test_a_caller_that_goes_while_it_sends_is_no_mistake_of_the_servers(
+    answers: Callable[..., grpc.RpcMethodHandler[Any, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, sent = threading.Event(), queue.SimpleQueue[bytes | None]()
+
+    def read(requests: Iterator[bytes], _context: grpc.ServicerContext) -> Any:
+        for _ in requests:
+            begun.set()
+        return b""
+
+    def read_and_answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield read(requests, context)
+
+    streams = answers is grpc.stream_stream_rpc_method_handler
+    methods = {"Read": answers(read_and_answer if streams else read)}
+    address = f"unix:{tmp_path / 's'}"
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool, interceptors=[ErrorInterceptor()])
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", methods)])
+        server.add_insecure_port(address)
+        server.start()
+        with grpc.insecure_channel(address) as channel:
+            method: Any = channel.stream_stream("/test/Read")
+            sent.put(b"first")
+            call = method(iter(sent.get, None), timeout=60)
+            assert begun.wait(60)
+            call.cancel()
+            sent.put(None)
+        server.stop(None).wait()
+    assert not caplog.records
+
+
+class Request:
+    """A request that can be watched."""
+
+
+def test_a_refused_request_is_freed_at_once(tmp_path: Path) -> None:
+    """Without the garbage collector, which may come much later."""
+    seen: list[weakref.ref[Request]] = []
+
+    def read(_: bytes) -> Request:
+        request = Request()
+        seen.append(weakref.ref(request))
+        return request
+
+    def refuse(request: Request, _context: grpc.ServicerContext) -> bytes:
+        raise BadRequest(f"{type(request).__name__} is wrong")
+
+    address = f"unix:{tmp_path / 's'}"
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool, interceptors=[ErrorInterceptor()])
+        methods: dict[str, Any] = {"Read": grpc.unary_unary_rpc_method_handler(refuse, request_deserializer=read)}
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", methods)])
+        server.add_insecure_port(address)
+        server.start()
+        gc.disable()
+        try:
+            with grpc.insecure_channel(address) as channel:
+                method: Any = channel.unary_unary("/test/Read")
+                with pytest.raises(grpc.RpcError, match="Request is wrong"):
+                    method(b"", timeout=60)
+            wait_until(lambda: [each() for each in seen] == [None])
+        finally:
+            gc.enable()
+        server.stop(None).wait()

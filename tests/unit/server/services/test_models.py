@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +14,8 @@ from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import QuotaExceeded
 from fractune_core.names import DEFAULT_TENANT
 from fractune_server.access.authenticator import Caller
-from fractune_server.services.models import ModelService
+from fractune_server.services import models as module
+from fractune_server.services.models import ModelService, arriving
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.database.sight import Sight
 from fractune_server.store.models import StoredModel
@@ -67,3 +71,35 @@ def test_what_is_kept_of_a_cut_upload_counts_but_not_against_itself(store: Store
         pass
     with service._room_for(view, "a", 100, SENDER):
         pass
+
+
+@pytest.fixture
+def cancelled() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def context(cancelled: threading.Event) -> Any:
+    return SimpleNamespace(cancel=cancelled.set)
+
+
+def test_what_comes_in_time_passes(context: Any, cancelled: threading.Event) -> None:
+    assert list(arriving(iter("abc"), context, 3)) == ["a", "b", "c"]
+    assert not cancelled.is_set()
+
+
+def test_a_slow_sender_is_told(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "transfer_s", lambda size: -1.0 if size == 3 else 60.0)
+    with pytest.raises(QuotaExceeded, match="3 bytes may take"):
+        list(arriving(iter("abc"), context, 3))
+
+
+def test_a_silent_sender_is_cut_off(context: Any, cancelled: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "transfer_s", lambda _: 0.0)
+    monkeypatch.setattr(module, "_SILENCE_S", 0.01)
+
+    def silent() -> Iterator[str]:
+        if not cancelled.wait(20):
+            yield "the call was not ended"
+
+    assert list(arriving(silent(), context, 3)) == []

@@ -20,7 +20,7 @@ from fractune_server.store.tokens import TokenStore
 from tests.support.processes.postgres_process import LOCKED_USER, PASSWORD, STRANGER, Postgres
 from tests.support.processes.redis_process import wait_until
 from tests.support.store_contract import EVERYTHING, trial
-from tests.unit.server.store.database.test_migrations import MigrationsContract
+from tests.unit.server.store.database.test_database import MigrationsContract
 from tests.unit.server.store.records.test_log import LogContract
 from tests.unit.server.store.records.test_validated import ValidatedContract
 from tests.unit.server.store.test_jobs import JobsContract

@@ -20,15 +20,7 @@ from fractune_server.store.store import Store, sqlite_url
 from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.paths import REPOSITORY
 from tests.support.samples import TARGET_KEY
-from tests.support.store_contract import (
-    EVERYTHING,
-    KEY,
-    TEXTS,
-    WORKLOADS,
-    OnSqlite,
-    StoreContract,
-    trial,
-)
+from tests.support.store_contract import EVERYTHING, KEY, TEXTS, WORKLOADS, OnSqlite, StoreContract, trial
 
 
 class KeptContract(StoreContract):

@@ -16,11 +16,7 @@ from fractune_server.store.models import StoredModel
 from fractune_server.store.quotas import Usage
 from fractune_server.store.store import Store
 from fractune_server.store.stored_job import Progress
-from tests.support.store_contract import (
-    OnSqlite,
-    StoreContract,
-    job,
-)
+from tests.support.store_contract import OnSqlite, StoreContract, job
 
 
 class TokensContract(StoreContract):

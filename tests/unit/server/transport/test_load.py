@@ -12,9 +12,13 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
+from fractune_core.codec.plain_json import to_dict, write_json
+from fractune_core.errors import BadModel, FractuneError, JobFailed
 from fractune_core.fleet import redis_names
-from fractune_core.fleet.signed_messages import seal_worker
+from fractune_core.fleet.messages import WorkFailed
+from fractune_core.fleet.signed_messages import seal_worker, sign_json
 from fractune_core.fleet.worker_entries import put_entry
+from fractune_server.transport.context import reported_error
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.recorder import Recorder, trim
 from fractune_server.transport.requeue import Requeuer
@@ -134,3 +138,42 @@ def test_queues_are_dropped_without_a_script(connection: redis.Redis) -> None:
         queues.drop_tuners_but([])
     assert not commands.keys() & {"eval", "evalsha", "script|load"}
     assert connection.dbsize() == 0
+
+
+@pytest.mark.parametrize("protocol", [redis_names.PROTOCOL - 1, redis_names.PROTOCOL + 1, None])
+def test_a_worker_that_would_not_understand_gets_no_work(
+    connection: redis.Redis, caplog: pytest.LogCaptureFixture, protocol: int | None
+) -> None:
+    ours = worker_info("ours", 1.0)
+    name = f"other-{protocol}"
+    put_entry(connection, "ours", seal_worker(SECRET, ours))
+    other = sign_json(SECRET, f"the entry of worker {name}", {**to_dict(ours), "name": name, "protocol": protocol})
+    put_entry(connection, name, other)
+    for _ in range(3):
+        assert list(live_workers(connection, SECRET).workers) == ["ours"]
+    assert caplog.text.count(f"worker other-{protocol} gets no work: it uses protocol {protocol}") == 1
+
+
+def test_a_worker_whose_entry_the_fleet_did_not_sign_is_not_there(
+    connection: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = worker_info("ours", 1.0)
+    entry = seal_worker(SECRET, ours)
+    forged = replace(ours, name="forged")
+    for name, text in (("ours", entry), ("forged", write_json(forged)), ("copied", entry)):
+        put_entry(connection, name, text)
+    assert list(live_workers(connection, SECRET).workers) == ["ours"]
+    for name in ("forged", "copied"):
+        assert f"worker {name} gets no work: the entry of worker {name} does not carry" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("BadModel", BadModel), ("StateUnusable", JobFailed), ("QuotaExceeded", JobFailed)]
+)
+def test_a_worker_without_space_on_its_disk_fails_its_job_and_not_the_server(
+    name: str, kind: type[FractuneError]
+) -> None:
+    """The engine ends after StateUnusable, which means its own state."""
+    event = WorkFailed(job="j", task="compile", error=name, message="disk full")
+    error = reported_error(event)
+    assert (type(error), str(error)) == (kind, "disk full")

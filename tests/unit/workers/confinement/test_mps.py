@@ -18,11 +18,15 @@ from fractune_core.cuda import MPS_PARTITION, MPS_PIPE_DIRECTORY
 from fractune_core.errors import ShareNotReady, ShareUnavailable
 from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for
-from fractune_workers.confinement.mps import MpsConfinement, MpsSmConfinement
+from fractune_workers.confinement.full import FullConfinement, NoConfinement
+from fractune_workers.confinement.mps import BesideMps, MpsConfinement, MpsSmConfinement
 from fractune_workers.cuda.driver import Driver, DriverFailed
 from fractune_workers.gpu import mps_daemon
 from fractune_workers.gpu.mps_control import MpsFailed, MpsUnreachable
 from fractune_workers.gpu.mps_daemon import MpsDaemon
+from fractune_workers.gpu.nvml import NoNvidiaDriver, Nvml
+from tests.support.hardware.confinement_cases import full_confinement, green_confinement
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
 from tests.support.hardware.simulated_mps import (
     H200,
     H200_SMS,
@@ -383,3 +387,26 @@ def test_a_driver_that_tvm_cannot_use_is_refused_before_anything_is_started() ->
 def test_where_no_gpu_can_be_asked_the_share_is_refused(text: str) -> None:
     with pytest.raises(ShareUnavailable, match=r"NVML|NVIDIA"):
         confinement_for(Share.parse(text))
+
+
+def no_nvml() -> Nvml:
+    raise NoNvidiaDriver("no NVIDIA driver")
+
+
+@pytest.mark.parametrize("confinement", [full_confinement(Share("full")), green_confinement(Share("green", "32"))])
+def test_faults_are_shared_where_a_daemon_may_be(
+    confinement: BesideMps, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(MPS_PIPE_DIRECTORY, str(tmp_path / "none"))
+    assert (confinement.fault_domain, confinement.is_active(), confinement.before_kill(1)) == (None, True, True)
+    monkeypatch.setenv(MPS_PIPE_DIRECTORY, str(tmp_path))
+    uuid = SimulatedGpu(MODELS["H200"]).uuid
+    assert (confinement.fault_domain, confinement.is_active(), confinement.before_kill(1)) == (uuid, True, False)
+
+
+def test_what_is_taken_as_it_is_found_needs_no_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(MPS_PIPE_DIRECTORY, str(tmp_path))
+    confinement = NoConfinement(Share("none"), nvml=no_nvml)
+    assert confinement.fault_domain == confinement.gpu_uuid == "gpu"
+    with pytest.raises(ShareUnavailable):
+        str(FullConfinement(Share("full"), nvml=no_nvml).fault_domain)

@@ -71,6 +71,15 @@ def host() -> Iterator[Host]:
         yield Host(folder)
 
 
+@pytest.fixture
+def own(host: Host) -> Iterator[OwnMpsDaemon]:
+    """A daemon of ours, held."""
+    daemon = host.own()
+    daemon.hold()
+    yield daemon
+    daemon.release()
+
+
 @pytest.fixture(params=["simulated", *(["NVIDIA's"] if REAL_MPS else [])])
 def any_host(request: pytest.FixtureRequest) -> Iterator[Host]:
     with installed_program(real_program() if request.param != "simulated" else None) as folder:
@@ -360,15 +369,13 @@ def test_the_environment_names_the_daemon_to_join(monkeypatch: pytest.MonkeyPatc
     assert joined.pipe_dir == Path("/run/mps")
 
 
+@pytest.mark.usefixtures("own")
 def test_a_daemon_that_hangs_is_an_error_and_not_an_absent_one(host: Host) -> None:
-    own = host.own()
-    own.hold()
     tell(host.pipe_dir, "stage hang")
     with pytest.raises(MpsFailed, match=r"no answer to 'get_server_list' within 0\.3 s") as failure:
         MpsControl(host.pipe_dir, host.program, timeout_s=0.3).servers()
     assert not isinstance(failure.value, MpsUnreachable)
     tell(host.pipe_dir, "stage say")
-    own.release()
 
 
 def test_a_joined_daemon_must_answer_and_is_left_running(any_host: Host) -> None:
@@ -391,10 +398,8 @@ def test_without_a_server_a_client_may_come(any_host: Host) -> None:
 
 
 def test_after_a_fault_everybody_must_leave_before_anybody_may_come(
-    host: Host, client: subprocess.Popen[bytes]
+    host: Host, own: OwnMpsDaemon, client: subprocess.Popen[bytes]
 ) -> None:
-    own = host.own()
-    own.hold()
     tell(host.pipe_dir, f"stage connect {client.pid}")
     tell(host.pipe_dir, f"stage connect {os.getpid()}")
     own.wait_until_active(0)
@@ -407,62 +412,47 @@ def test_after_a_fault_everybody_must_leave_before_anybody_may_come(
     client.kill()
     client.wait()
     own.wait_until_active(5)
-    own.release()
 
 
-def test_a_client_is_ended_before_it_is_killed(host: Host, client: subprocess.Popen[bytes]) -> None:
-    own = host.own()
-    own.hold()
+def test_a_client_is_ended_before_it_is_killed(host: Host, own: OwnMpsDaemon, client: subprocess.Popen[bytes]) -> None:
     assert not own.end_client(client.pid), "no server has been started yet"
     tell(host.pipe_dir, f"stage connect {client.pid}")
     assert own.end_client(client.pid)
     assert alive(client.pid)
     assert own.control.processes() == []
     assert not own.end_client(client.pid)
-    own.release()
 
 
 def test_a_server_that_has_faulted_is_not_asked_to_end_its_clients(
-    host: Host, client: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    host: Host, own: OwnMpsDaemon, client: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = host.own()
-    own.hold()
     tell(host.pipe_dir, f"stage connect {client.pid}")
     tell(host.pipe_dir, "stage fault")
     monkeypatch.setattr(own.control, "terminate_client", lambda *_: pytest.fail("it was asked"))
     assert own.end_client(client.pid)
-    own.release()
 
 
 def test_the_same_number_in_another_pid_namespace_is_another_process(
-    host: Host, client: subprocess.Popen[bytes]
+    host: Host, own: OwnMpsDaemon, client: subprocess.Popen[bytes]
 ) -> None:
-    own = host.own()
-    own.hold()
     tell(host.pipe_dir, f"stage connect {client.pid} none 4026539999")
     assert not own.end_client(client.pid)
     assert [found.pid for found in own.control.processes()] == [client.pid]
-    own.release()
 
 
 def test_a_daemon_in_another_pid_namespace_cannot_end_our_clients(
-    host: Host, client: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    own: OwnMpsDaemon, client: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = host.own()
-    own.hold()
     here = Path("/proc/self/ns/pid").stat().st_ino
     beyond_every_pid = 1 << 23
     monkeypatch.setattr(own.control, "processes", lambda: [MpsClient(beyond_every_pid, 6472, here)])
     with pytest.raises(MpsFailed, match=rf"client {client.pid} cannot be ended: .*--pid=host"):
         own.end_client(client.pid)
-    own.release()
 
 
 def test_a_client_that_cannot_be_ended_is_not_passed_off_as_ended(
-    host: Host, client: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    host: Host, own: OwnMpsDaemon, client: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = host.own()
-    own.hold()
     tell(host.pipe_dir, f"stage connect {client.pid}")
     clients = own.control.processes()
     tell(host.pipe_dir, "stage say CUDA_ERROR_UNKNOWN")
@@ -470,7 +460,6 @@ def test_a_client_that_cannot_be_ended_is_not_passed_off_as_ended(
     with pytest.raises(MpsFailed, match="CUDA_ERROR_UNKNOWN"):
         own.end_client(client.pid)
     tell(host.pipe_dir, "stage say")
-    own.release()
 
 
 def test_each_worker_has_a_partition_of_its_own_until_none_is_left(host: Host, client: subprocess.Popen[bytes]) -> None:

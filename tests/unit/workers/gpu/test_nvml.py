@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu.nvml import NoNvidiaDriver, NvidiaMl, NvmlFailed, visible_gpu
+from fractune_workers.gpu.nvml import NoNvidiaDriver, NvidiaMl, NvmlFailed, gpu_device, visible_gpu
+from tests.support.hardware.simulated_cuda import simulated_driver
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
 from tests.support.hardware.simulated_nvml import LIBRARY_NOT_FOUND, NOT_SUPPORTED, SimulatedNvml
 
@@ -129,3 +130,16 @@ def test_a_driver_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(ShareUnavailable, match="sees no GPU"):
         visible_gpu(NvidiaMl(SimulatedNvml()).gpus())
+
+
+def test_the_device_is_known_by_what_decides_its_speed() -> None:
+    simulated = SimulatedGpu(MODELS["H200"])
+    (gpu,) = NvidiaMl(SimulatedNvml(simulated)).gpus()
+    device = gpu_device(gpu, simulated_driver(simulated).l2_bytes())
+    assert device.key == "cuda-sm_90-132u-140gib-l2.61440kib"
+    assert device.label == "NVIDIA H200"
+
+
+def test_in_mig_mode_it_is_another_device_whose_cache_nobody_tells() -> None:
+    (gpu,) = NvidiaMl(SimulatedNvml(gpu_in_mig_mode("H200", ("1g", 0)))).gpus()
+    assert gpu_device(gpu, 7 << 20).key == "cuda-sm_90-132u-140gib-l2.0kib"

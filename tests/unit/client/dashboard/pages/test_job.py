@@ -1,4 +1,4 @@
-"""A job: its operators, the jobs of its parts, other runtimes."""
+"""The pages of a job and of a model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fractune_core.operators import node_text, refusal_text
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Status
 from tests.support.client_samples import record
-from tests.support.measured_pairs import runtime_time
+from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.processes.scripted_server import ScriptedServer
 from tests.unit.client.dashboard.conftest import Pages, until
-from tests.unit.client.dashboard.pages.samples import JOB, another_job
+from tests.unit.client.dashboard.pages.samples import JOB, Elements, another_job
 
 
 def test_an_operator_has_a_page_by_its_name_or_hash(pages: Pages, server: ScriptedServer) -> None:
@@ -141,3 +141,93 @@ def test_other_runtimes_stand_beside_the_model_and_not_beside_sums_of_operators(
     for path in (JOB, f"/models/{sha256}"):
         assert "onnxruntime 1.31.1" in pages.page(path).text
         assert "2.00 (1.90 .. 2.10)" in pages.page(path).text
+
+
+@pytest.fixture
+def disturbed(server: ScriptedServer) -> None:
+    """The job, by which both models of a plan are timed."""
+    for each in server.script[-1].result.shares:
+        each.others_cores = 0.8
+
+
+@pytest.mark.usefixtures("disturbed")
+def test_a_disturbed_job_and_its_model(pages: Pages, server: ScriptedServer) -> None:
+    for path in ("/jobs/j1", f"/models/{server.script[-1].spec.model.partition('/')[2]}"):
+        text = Elements(pages.page(path).text).text
+        assert text.count("<= ") > 4
+        assert "other programs had 0.80 cores at cpu:1, 0.80 cores at cpu:2 while the model was timed" in text
+        assert "measured alone" not in text
+
+
+@pytest.mark.usefixtures("disturbed")
+def test_the_least_limit_is_the_most_that_is_needed(pages: Pages) -> None:
+    found = pages.data("/fit?job=jobs/j1&rate=5/s&p99=500ms")
+    assert all(each["disturbed"] for each in found["alternatives"])
+    assert found["resources"].endswith("  # at most: the times were disturbed")
+    text = Elements(pages.page("/fit?job=jobs/j1&rate=5/s&p99=500ms").text).text
+    assert f"<= {found['alternatives'][0]['limit_m']}m" in text
+    assert "other programs had 0.80 cores during the times of 1 thread and 2 threads, which are too long" in text
+
+
+@pytest.mark.usefixtures("disturbed")
+def test_a_plan_of_disturbed_times(pages: Pages) -> None:
+    text = Elements(pages.page("/plan?job=jobs/j1&rate=300/s&p99=20ms").text).text
+    assert "at most, disturbed" in text
+    assert "other programs disturbed times of m: models take at most as long" in text
+
+
+def test_disturbed_pairs_and_runtimes(pages: Pages, server: ScriptedServer) -> None:
+    server.pairs = [to_proto(measured_pair(others_cores=0.8), pb.MeasuredPair)]
+    until(lambda: len(pages.data("/pairs")["pairs"]) == 1)
+    assert Elements(pages.page("/pairs").text).text.count("disturbed") >= 2
+    model = server.script[-1].spec.model.partition("/")[2]
+    server.runtime_times = [to_proto(runtime_time(model=model, others_cores=0.8), pb.RuntimeTime)]
+    until(lambda: len(pages.data(f"/models/{model}")["runtimes"]) == 1)
+    assert "Other runtimes" in Elements(pages.page(f"/models/{model}").text).text
+
+
+def test_a_model_shows_what_its_operators_use_at_a_share(pages: Pages, server: ScriptedServer) -> None:
+    path = f"/models/{server.script[-1].spec.model.removeprefix('models/')}"
+    assert pages.data(path)["match"]["share"] == "cpu:1"
+    assert pages.data(f"{path}?share=cpu:2")["match"]["operators"][0]["operator"] == "conv"
+    text = pages.page(f"{path}?share=cpu:2").text
+    assert "What each operator uses at cpu:2" in text
+    assert "no published record" in text
+    assert "share &#39;gpu&#39;" in pages.page(f"{path}?share=gpu").text
+
+
+def test_a_model_shows_its_knee_as_a_curve_and_is_fitted_in_place(pages: Pages, server: ScriptedServer) -> None:
+    path = f"/models/{server.script[-1].spec.model.removeprefix('models/')}"
+    page = pages.page(path).text
+    assert "fractune fit ./m.fractune --rate 18/s --p99 50ms --verify" in page
+    knee, *_ = [json.loads(html.unescape(each)) for each in re.findall(r'data-chart="([^"]+)"', page)]
+    assert [(each["label"], each["style"]) for each in knee["series"]][-2:] == [("measured", "dots"), ("knee", "dots")]
+    assert [each["knee_units"] for each in pages.data(path)["knee"]] == [2]
+    assert pages.data(path)["fit"] is None
+    fitted = pages.page(f"{path}?rate=5/s&p99=500ms").text
+    assert "--rate 5/s --p99 500ms" in fitted
+    assert "limits:" in fitted
+    assert pages.data(f"{path}?rate=5/s&p99=500ms")["fit"]["alternatives"]
+    assert "hx-get" not in fitted, "a live page would compute it again and again"
+
+
+def test_a_model_that_no_job_has_is_not_found(pages: Pages) -> None:
+    assert pages.page("/models/unknown").status == 404
+    assert pages.data("/models/unknown")["error"] == "NotFound"
+
+
+def test_a_model_shows_its_knee_its_shapes_and_other_files_of_its_name(pages: Pages, server: ScriptedServer) -> None:
+    newest = server.script[-1]
+    for number, model in ((2, newest.spec.model), (3, "models/other")):
+        job = pb.Job()
+        job.CopyFrom(newest)
+        job.name, job.spec.model = f"jobs/j{number}", model
+        job.spec.inputs["ids"].dims.extend([1, 16 * number])
+        server.script.append(job)
+    path = f"/models/{newest.spec.model.removeprefix('models/')}"
+    until(lambda: "Other files of this name" in pages.page(path).text)
+    text = Elements(pages.page(path).text).text
+    assert "The knee" in text
+    assert "ids 1x32" in text
+    assert [each["name"] for each in pages.data(path)["other_files"]] == ["jobs/j3"]
+    assert "ids 1x48" in Elements(pages.page("/").text).text

@@ -13,7 +13,7 @@ from fractune.errors import BadBundle, BadModel, BadRequest
 from fractune.features.fit import measuring
 from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, OPENVINO, measure
 from fractune_core.analysis.cpu_limits.limits import Service
-from tests.support.client_samples import DEVICE, bundle_bytes, granted
+from tests.support.client_samples import DEVICE, bundle_at
 
 TIMES = {"loop_secs": [0.01], "loop_cpu_s": 0.01, "paced_secs": [0.02], "pause_cpu_s": 0.0}
 
@@ -42,9 +42,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def write_bundle(folder: Path, kind: str = "cpu", *cores: int) -> Path:
     path = folder / "m.fractune"
-    shares = {f"cpu:{n}": granted(f"cpu:{n}", n).to_json() for n in cores}
-    variants = [{"name": name, "objects": ["lib0.o"], "weights": []} for name in ("untuned", *shares)]
-    path.write_bytes(bundle_bytes(shares=shares, variants=variants, device={**DEVICE.to_json(), "kind": kind}))
+    path.write_bytes(bundle_at(*cores, device={**DEVICE.to_json(), "kind": kind}))
     return path
 
 

@@ -11,11 +11,21 @@ import pytest
 from onnx import TensorProto, helper
 
 from fractune.features.parts import parts as parts_module
-from fractune.features.parts.cutting import cut
-from fractune.features.parts.parts import cut_model
+from fractune.features.parts.cutting import (
+    crossing,
+    cut,
+    is_part_of,
+    names_read,
+    part_name,
+    part_numbers,
+    static_shapes,
+)
+from fractune.features.parts.parts import cut_model, may_cut, with_remedy
+from fractune.features.tune import shape_jobs
 from fractune_core.errors import BadModel
 from fractune_core.files.staged import Stages
-from fractune_core.operators import RefusedNode
+from fractune_core.jobs import JobSpec
+from fractune_core.operators import RefusedNode, node_text, refusal_text
 from tests.support import children
 from tests.support.parts import CDIST, SHAPE, write_middle, write_parted
 
@@ -184,3 +194,93 @@ def test_the_end_of_the_process_that_cuts_is_said_with_its_last_words(
     monkeypatch.setenv("PYTHONPATH", str(Path(children.__file__).parent))
     with pytest.raises(BadModel, match=r"was killed by SIGABRT \(terminate called: no such attribute\)"):
         cut_model(write_middle(tmp_path / "m.onnx"), {}, [CDIST], tmp_path)
+
+
+def node(operator: str, reads: str, makes: str) -> object:
+    return helper.make_node(operator, reads.split(), makes.split())
+
+
+CHAIN = [node("Conv", "x w", "a"), node("CDist", "a a", "b"), node("MatMul", "b v", "c")]
+
+
+def test_a_refused_node_parts_what_is_before_it_from_what_is_after_it() -> None:
+    assert part_numbers(CHAIN, {1}) == [0, 1, 2]
+    assert crossing(CHAIN, [0, 1, 2], ["c"]) == {0: ["a"], 1: ["b"], 2: ["c"]}
+
+
+def test_a_first_refused_node_has_no_own_part_before_it() -> None:
+    assert part_numbers([node("CDist", "x x", "a"), node("MatMul", "a v", "b")], {0}) == [1, 2]
+
+
+def test_what_does_not_depend_on_the_refused_node_stays_in_the_first_part() -> None:
+    nodes = [node("CDist", "x x", "a"), node("Conv", "x w", "b"), node("MatMul", "a b", "c")]
+    assert part_numbers(nodes, {0}) == [1, 0, 2]
+    assert crossing(nodes, [1, 0, 2], ["c"]) == {0: ["b"], 1: ["a"], 2: ["c"]}
+
+
+def test_a_part_without_a_heavy_operator_is_not_worth_a_crossing() -> None:
+    nodes = [node("Conv", "x w", "a"), node("CDist", "a a", "b"), node("Relu", "b", "c"), node("CDist", "c c", "d")]
+    assert part_numbers(nodes, {1, 3}) == [0, 1, 1, 1]
+
+
+def test_more_parts_than_a_bundle_may_have_become_one() -> None:
+    nodes = [node("MatMul", "x w", "a0")]
+    for place in range(5):
+        nodes += [node("CDist", f"a{place} w", f"b{place}"), node("MatMul", f"b{place} w", f"a{place + 1}")]
+    numbers = part_numbers(nodes, set(range(1, 10, 2)))
+    assert numbers == [0, *[1] * 9, 2]
+
+
+def test_a_node_reads_what_its_subgraphs_read() -> None:
+    inner = helper.make_graph(
+        [helper.make_node("Add", ["outer", "own"], ["sum"]), helper.make_node("Relu", ["sum"], ["r"])],
+        "then",
+        [],
+        [helper.make_tensor_value_info("r", TensorProto.FLOAT, [1])],
+        [helper.make_tensor("own", TensorProto.FLOAT, [1], [1.0])],
+    )
+    assert names_read(helper.make_node("If", ["cond"], ["y"], then_branch=inner, else_branch=inner)) == {
+        "cond",
+        "outer",
+    }
+
+
+def test_a_shape_is_fixed_if_it_is_inferred_and_seen_in_every_run() -> None:
+    inferred = {"a": (2, 3), "b": None, "c": (4,), "d": (0,)}
+    runs = [{"a": (2, 3), "b": (1,), "c": (4,), "d": (0,), "e": (9,)}, {"a": (2, 3), "b": (1,), "c": (5,), "d": (0,)}]
+    assert static_shapes(inferred, runs) == {"a": (2, 3)}
+
+
+@pytest.mark.parametrize("model", ["encoder.onnx", "model", "a.part1.onnx", "v1.2"])
+def test_a_part_is_known_by_its_name(model: str) -> None:
+    assert is_part_of(part_name(model, 12), model)
+    assert not is_part_of(part_name(model, 12), f"other-{model}")
+
+
+@pytest.mark.parametrize("name", ["encoder.onnx", "encoder.part.onnx", "encoder.partx.onnx", "encoder.part01.onnx", ""])
+def test_any_other_name_is_of_no_part(name: str) -> None:
+    assert not is_part_of(name, "encoder.onnx")
+
+
+REFUSED = BadModel(refusal_text(17, node_text("cdist", "", "com.microsoft.CDist"), "it is not known"))
+
+
+def spec(shares: str) -> JobSpec:
+    return JobSpec.requested("m.onnx", shares)
+
+
+def test_a_refused_node_is_cut_out_for_cpu_shares_only() -> None:
+    assert may_cut(spec("cpu:1"), REFUSED)
+    assert not may_cut(spec("mps:50"), REFUSED)
+    assert not may_cut(spec("cpu:1"), BadModel("the file is torn"))
+
+
+def test_only_a_node_that_could_be_a_part_has_a_remedy() -> None:
+    assert str(with_remedy(spec("cpu:1"), REFUSED, "or do that")) == f"{REFUSED}; or do that"
+    assert with_remedy(spec("mps:50"), REFUSED, "or do that") is REFUSED
+
+
+def test_a_node_that_is_refused_though_it_was_cut_out_ends_the_tuning(tmp_path: Path) -> None:
+    again = BadModel(f"{REFUSED}, again")
+    with pytest.raises(BadModel, match="again"):
+        shape_jobs._cut(write_middle(tmp_path / "m.onnx"), spec("cpu:1"), [REFUSED, again], tmp_path)

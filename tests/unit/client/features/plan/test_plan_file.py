@@ -14,7 +14,7 @@ from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.planning.devices import Partitioning
 from fractune_core.planning.speeds import Basis, Row, measured_rows
 from fractune_core.shares import Device, GrantedShare
-from tests.support.client_samples import bundle_bytes, plan_file
+from tests.support.client_samples import bundle_bytes, plan_file, variants
 from tests.support.paths import REPOSITORY
 
 WHOLE = plan_file('profile = "curves.csv"')
@@ -115,7 +115,7 @@ def a_bundle(
     path.write_bytes(
         bundle_bytes(
             device=device.to_json(),
-            variants=[{"name": "untuned", "objects": ["lib0.o"], "weights": []}],
+            variants=variants("untuned"),
             shares={share: granted(share, units, device.units, unit) for share, (units, _) in shares.items()},
             measured={share: {"untuned": secs} for share, (_, secs) in shares.items()},
             **fields,

@@ -1,20 +1,31 @@
-"""Where the database cannot be used: locked by another program, or on a network's disk."""
+"""Where the database cannot be used, the tables as migrations make them, and SQLite's write-ahead log."""
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, event
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, event, text
 
+from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import StateUnusable
 from fractune_core.host import machine
 from fractune_server.store.database import database
+from fractune_server.store.database import database as module
+from fractune_server.store.database.tables import metadata
 from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.tokens import TokenStore
 from tests.support.samples import validation
+from tests.support.store_contract import OnSqlite, StoreContract, trial
 
 
 def test_a_database_that_another_program_locks_is_said_in_one_line_and_loses_nothing(
@@ -89,3 +100,89 @@ def test_what_is_read_together_takes_one_connection(store: Store) -> None:
     assert len(taken) == 1
     assert store.jobs.open_ids() == set()
     assert len(taken) == 2
+
+
+class MigrationsContract(StoreContract):
+    def test_the_migrations_make_the_tables(self, store: Store) -> None:
+        with store.read() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+class TestSqliteMigrations(OnSqlite, MigrationsContract):
+    def test_the_newest_migration_is_the_one_that_the_store_looks_for(self) -> None:
+        assert ScriptDirectory.from_config(_migrations()).get_heads() == [database.SCHEMA]
+
+    def test_another_process_neither_makes_nor_changes_a_database(self, tmp_path: Path) -> None:
+        with pytest.raises(StateUnusable, match=r"no database at .*fractune\.db; start the server there once"):
+            database.Database(sqlite_url(tmp_path), may_migrate=False)
+        assert list(tmp_path.iterdir()) == []
+        store = Store(sqlite_url(tmp_path))
+        beside = database.Database(sqlite_url(tmp_path), may_migrate=False)
+        made = TokenStore(beside).create("ci", Scope.READ, None, Quotas())
+        assert store.tokens.find(made) is not None, "the server sees it at once"
+        with store.write() as connection:
+            connection.execute(text("UPDATE alembic_version SET version_num = '0000'"))
+        with pytest.raises(StateUnusable, match=f"has schema 0000, and this version needs {database.SCHEMA}"):
+            database.Database(sqlite_url(tmp_path), may_migrate=False)
+        beside.close()
+        store.close()
+
+    def test_a_database_of_a_newer_version_is_refused_in_one_line(self, tmp_path: Path) -> None:
+        store = Store(sqlite_url(tmp_path))
+        with store.write() as connection:
+            connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        store.close()
+        with pytest.raises(StateUnusable, match=r"^database .* was made by a newer version of fractune; upgrade$"):
+            Store(sqlite_url(tmp_path))
+
+
+def _migrations() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(database.__file__).with_name("migrations")))
+    return config
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr(module, "_LONG_BYTES", 1 << 20)
+    monkeypatch.setattr(module, "_EVERY_S", 0.0)
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
+    made = Store(sqlite_url(tmp_path))
+    yield made
+    made.close()
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """A call that has begun to read, and does not end within the block."""
+    with closing(sqlite3.connect(folder / "fractune.db")) as connection:
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM records").fetchone()
+        yield
+
+
+def fill(store: Store, begin: int) -> None:
+    store.log.add([trial(str(number), 1, 1.0, cause="x" * 1000) for number in range(begin, begin + 2000)])
+
+
+def test_a_log_from_which_somebody_always_reads_is_emptied(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "fractune.db-wal"
+    with reading(tmp_path):
+        fill(store, 0)
+        fill(store, 2000)
+        long = file.stat().st_size
+        assert long > 2 << 20
+        store.keep_short()
+        assert file.stat().st_size == long, "the reader began before all of it"
+    store.keep_short()
+    assert file.stat().st_size == 0
+    assert store.log.count(RecordFilter()) == 4000
+
+
+def test_a_short_log_is_left_alone(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "fractune.db-wal"
+    store.log.add([trial("a", 1, 1.0)])
+    before = file.stat().st_size
+    assert 0 < before < 1 << 20
+    store.keep_short()
+    assert file.stat().st_size == before

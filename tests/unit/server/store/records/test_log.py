@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, get_type_hints
 
 import pytest
+from sqlalchemy import event
 
 from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.errors import BadRequest, NotFound
 from fractune_core.records import Kind, TuningRecord
+from fractune_core.spending import Spending, WorkCost
 from fractune_core.workloads import DIRECT, WINOGRAD4, joined_workloads, text_of, workload_hash
-from fractune_server.store.records.log import Donor, RecordPlace
-from fractune_server.store.records.rows import RecordFilter
+from fractune_server.store.records.log import Donor, LogKey, RecordPlace
+from fractune_server.store.records.rows import _OWN, RecordFilter
 from fractune_server.store.store import Store
 from fractune_server.store.stored_job import StoredOperator
 from tests.support.samples import DEVICE, DISTURBANCE, WORKLOAD, WORKLOAD_TEXT, divided, granted, validation
@@ -223,3 +226,116 @@ class LogContract(StoreContract):
 
 class TestSqliteLog(OnSqlite, LogContract):
     pass
+
+
+OF_ALL = LogKey("w" * 16, "target", "device")
+OF_ONE_JOB = LogKey("w" * 16, "target", "device", exact=True, namespace="some", job="j")
+
+
+@pytest.fixture
+def plans(store: Store) -> list[str]:
+    """How each statement that is run from now on finds its records."""
+    found: list[str] = []
+
+    @event.listens_for(store.engine, "before_cursor_execute")
+    def explain(connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        rows = connection.connection.cursor().execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        found.extend(row[3] for row in rows if "records" in row[3])
+
+    return found
+
+
+@pytest.mark.parametrize("key", [OF_ALL, OF_ONE_JOB])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda log, key: log.trials(key),
+        lambda log, key: log.traces(key, ["a", "b"]),
+        lambda log, key: log.best_trials(key, "share", 3),
+        lambda log, key: log.share_keys(key, "cpu"),
+    ],
+)
+def test_what_a_scope_knows_of_an_operator_is_found_without_the_rest(
+    store: Store, plans: list[str], ask: Callable[[Any, LogKey], object], key: LogKey
+) -> None:
+    ask(store.log, key)
+    (plan,) = plans
+    assert "ix_records_lookup (workload_hash=? AND kind=? AND namespace=?" in plan
+
+
+def test_validations_of_a_scope_are_found_without_those_of_others(store: Store, plans: list[str]) -> None:
+    validations_of(store, "w" * 16, "some")
+    (plan,) = plans
+    assert "ix_records_lookup (workload_hash=? AND kind=? AND namespace=?)" in plan
+
+
+def test_what_other_operators_of_a_scope_know_is_found_without_other_scopes(store: Store, plans: list[str]) -> None:
+    store.log.donors(OF_ALL, "conv")
+    (plan,) = plans
+    assert "(namespace=?)" in plan
+
+
+@pytest.mark.parametrize("fastest_first", [False, True])
+@pytest.mark.parametrize(
+    ("chosen", "by"),
+    [
+        (RecordFilter(), "(namespace=?)"),
+        (RecordFilter(kind=Kind.TRIAL), "(namespace=?)"),
+        (RecordFilter(operator="conv", device="cpu", namespace="some"), "(namespace=?)"),
+        (RecordFilter(job="j"), "ix_records_job (job=?"),
+        (RecordFilter(job="j", kind=Kind.TRIAL), "ix_records_job (job=? AND kind=?)"),
+        (RecordFilter(share="cpu:1"), "ix_records_share (share=?)"),
+        (RecordFilter(model="net"), "ix_records_lookup (workload_hash=?)"),
+    ],
+)
+def test_a_page_is_found_by_what_is_rarest(
+    store: Store, plans: list[str], chosen: RecordFilter, by: str, *, fastest_first: bool
+) -> None:
+    store.log.page(chosen, 100, None, fastest_first=fastest_first)
+    (plan,) = plans
+    assert by in plan
+
+
+def test_the_records_of_a_scope_are_counted_from_where_they_were_counted_last(store: Store, plans: list[str]) -> None:
+    store.log.count(RecordFilter())
+    assert any("ix_records_newest (namespace=? AND seq>? AND seq<?)" in plan for plan in plans)
+
+
+BUILD = WorkCost("b1", "j", "build", "", 2.0, 1.5, 100.0)
+MEASURE = WorkCost("m1", "j", "measure", "cpu:1", 4.0, 3.0, 200.0)
+
+
+def test_a_piece_counts_once_and_a_job_is_the_sum_of_its_pieces(store: Store) -> None:
+    for _ in range(2):
+        store.log.add([], [BUILD, MEASURE])
+    store.log.add([], [BUILD, replace(MEASURE, work_id="m2"), replace(MEASURE, work_id="m3", share="cpu:2")])
+    assert store.ledger.spent(["j"]) == {
+        "j": [
+            Spending("build", "", 1, 2.0, 1.5),
+            Spending("measure", "cpu:1", 2, 8.0, 6.0),
+            Spending("measure", "cpu:2", 1, 4.0, 3.0),
+        ]
+    }
+    assert store.ledger.worked_s("j") == {"build": 2.0, "measure": 12.0}
+
+
+def test_other_jobs_and_earlier_work_are_left_out(store: Store) -> None:
+    store.log.add([], [BUILD, MEASURE, replace(BUILD, work_id="b2", job="k")])
+    assert store.ledger.spent(["j"], since=150.0) == {"j": [Spending("measure", "cpu:1", 1, 4.0, 3.0)]}
+    assert set(store.ledger.spent(["j", "k", "none"])) == {"j", "k"}
+    assert store.ledger.spent([]) == {}
+    assert store.ledger.worked_s("none") == {}
+
+
+def test_records_and_pieces_come_together_or_not_at_all(store: Store) -> None:
+    broken = replace(MEASURE, job=None)  # type: ignore[arg-type]
+    with pytest.raises(Exception, match="NOT NULL"):
+        store.log.add([validation("a", 1, 1.0)], [BUILD, broken])
+    assert store.log.count(RecordFilter()) == 0
+    assert store.ledger.spent(["j"]) == {}
+
+
+def test_measured_numbers_are_parsed_for_each_record() -> None:
+    """Two records hardly ever have the same time, so its text is not worth keeping."""
+    measured = {name for name, kind in get_type_hints(TuningRecord).items() if "float" in str(kind)}
+    assert measured - set(_OWN) == set()

@@ -14,15 +14,7 @@ from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.records.validated import ValidatedCache
 from fractune_server.store.store import Store
 from tests.support.samples import DISTURBANCE, validation
-from tests.support.store_contract import (
-    KEY,
-    TEXTS,
-    WORKLOADS,
-    OnSqlite,
-    StoreContract,
-    trial,
-    validations_of,
-)
+from tests.support.store_contract import KEY, TEXTS, WORKLOADS, OnSqlite, StoreContract, trial, validations_of
 
 NAMESPACES = ("", "ours")
 

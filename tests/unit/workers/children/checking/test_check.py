@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,10 @@ from fractune_runtime.cpu import OnCpu
 from fractune_runtime.sessions import OnnxRuntimeSession, open_session
 from fractune_workers.children.checking import child as checking
 from fractune_workers.children.checking import comparing, references
+from fractune_workers.children.checking.comparing import imported
+from fractune_workers.children.checking.references import reference
 from fractune_workers.children.importing.onnx_models.onnx_importer import CONVERTERS
+from tests.support.denormals import flushes
 from tests.support.onnx_models import onnx_model
 from tests.support.real_bundle import compile_model
 from tests.support.two_formats import of_two_formats
@@ -309,3 +312,21 @@ def test_a_number_that_the_model_needs_is_found(tmp_path: Path) -> None:
     assert found.ranges == {"rate": (16000, 16000)}
     assert {"random", "random above zero"} <= set(found.sets)
     assert found.skipped == {"zeros": "its outputs are NaN or infinite"}
+
+
+def _by_reference(model: onnx.ModelProto) -> Any:
+    return reference(0).open(model.SerializeToString(), ["y"])
+
+
+def _by_importer(model: onnx.ModelProto) -> Any:
+    return imported(model, {}, "llvm -mcpu=x86-64-v3")
+
+
+@pytest.mark.parametrize("opened", [_by_reference, _by_importer])
+def test_denormals_are_zero_in_a_run_alone(opened: Callable[[onnx.ModelProto], Any]) -> None:
+    x = np.array([2e-38, 1.0], np.float32)
+    model = onnx_model([helper.make_node("Mul", ["x", "half"], ["y"])], {"x": x}, {"half": np.array(0.5, np.float32)})
+    run = opened(model)
+    assert not flushes()
+    assert run({"x": x})[0].tolist() == [0.0, 0.5]
+    assert not flushes()

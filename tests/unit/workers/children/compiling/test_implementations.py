@@ -9,19 +9,24 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import TensorProto, helper
+from tvm import relax
 
 import fractune
 from fractune_core.errors import FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.records import FIRST_POLICY, UNTUNED, VALIDATION_POLICY
 from fractune_core.shares import GrantedShare
-from fractune_core.workloads import DIRECT, WINOGRAD2, implementation_of, text_of
+from fractune_core.workloads import DIRECT, WINOGRAD2, WINOGRAD4, implementation_of, text_of
 from fractune_workers.children.building.child import BuilderChild
 from fractune_workers.children.compiling.child import compile_bundle, ingest
+from fractune_workers.children.compiling.implementations import hashes_of, implementations_of, with_implementations
+from fractune_workers.children.importing.passes import direct_hash, extract, prepare
 from fractune_workers.children.measuring.child import confined
 from fractune_workers.children.searching.child import SearcherChild
 from fractune_workers.children.tvm_api.target import host_cpu, host_device
+from tests.unit.workers.children.layouts.networks import Network, inputs_of, network, outputs
 
 # TVM's timer calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
@@ -156,3 +161,60 @@ def test_a_model_without_the_implementation_is_told_so(
     variants = [{"name": "cpu:1", "traces": traces}]
     with pytest.raises(FractuneError, match=f"no operator {convolution['workload_hash']} strassen; tune it again"):
         compile_bundle(str(model), {}, "", variants, manifest(model), [], str(tmp_path / "net.fractune"))
+
+
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
+"""4 lanes; any x86-64 runs it"""
+MIXED_BOUND = 2e-5
+"""of an output's error, relative to the largest output"""
+op = relax.op
+
+
+def two_kinds(net: Network, x: Any) -> Any:
+    """Two 3 x 3 convolutions that are one operator, and one of 1 x 1 that has no Winograd; each with an epilogue."""
+    for kernel, padding in ((3, 1), (3, 1), (1, 0)):
+        made = net.conv(x, 8, kernel, padding=padding)
+        x = net.emit(op.nn.relu(net.emit(op.add(made, net.weight(1, 8, 1, 1)))))
+    return x
+
+
+def mixed_model() -> tvm.IRModule:
+    return network([(1, 8, 9, 9)], two_kinds)
+
+
+def operator(mod: tvm.IRModule, weight: int) -> str:
+    """Workload hash of the convolution that occurs so often."""
+    return next(o.workload_hash for o in extract(mod, TARGET) if "conv2d" in o.name and o.weight == weight)
+
+
+def test_only_what_is_another_program_is_found() -> None:
+    direct, other = prepare(mixed_model(), TARGET), prepare(mixed_model(), TARGET, WINOGRAD2)
+    found = implementations_of(direct, other, hashes_of(direct))
+    assert list(found) == [operator(direct, 2)]
+    (workload,) = found.values()
+    assert direct_hash(workload.mod) in {o.workload_hash for o in extract(other, TARGET)}
+    assert not implementations_of(direct, direct, hashes_of(direct))
+
+
+def test_models_that_make_other_calls_have_nothing_in_common() -> None:
+    direct, other = prepare(mixed_model(), TARGET), prepare(network([(1, 8)], lambda _, x: op.exp(x)), TARGET)
+    assert implementations_of(direct, other, hashes_of(direct)) == {}
+
+
+def test_a_model_with_other_implementations_computes_the_same() -> None:
+    direct = prepare(mixed_model(), TARGET)
+    others = {name: prepare(mixed_model(), TARGET, name) for name in (WINOGRAD2, WINOGRAD4)}
+    mixed = with_implementations(direct, others, {operator(direct, 2): WINOGRAD4}, hashes_of(direct))
+    assert {o.workload_hash for o in extract(mixed, TARGET)} == {
+        o.workload_hash for o in extract(others[WINOGRAD4], TARGET)
+    }
+    expected, found = (outputs(mod, TARGET, inputs_of(direct)) for mod in (direct, mixed))
+    assert 0 < np.abs(found - expected).max() < MIXED_BOUND * np.abs(expected).max()
+
+
+def test_what_is_not_chosen_stays_as_it_was() -> None:
+    direct = prepare(mixed_model(), TARGET)
+    mixed = with_implementations(direct, {WINOGRAD2: prepare(mixed_model(), TARGET, WINOGRAD2)}, {}, hashes_of(direct))
+    assert extract(mixed, TARGET) == extract(direct, TARGET)
+    expected, found = (outputs(mod, TARGET, inputs_of(direct)) for mod in (direct, mixed))
+    np.testing.assert_array_equal(found, expected)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ from fractune_runtime.gpu import OnGpu
 from fractune_runtime.tvm_runtime import runtime
 from fractune_runtime.tvm_runtime.variants import Called
 from fractune_workers.children.measuring import model_timing
+from fractune_workers.children.measuring.model_timing import time_at_load, time_under_limit
 from fractune_workers.children.tvm_api.processor import Processor
 from tests.unit.conftest import Small
 
@@ -129,3 +133,121 @@ def test_an_untuned_variant_with_operators_far_behind_runs_only_as_the_sole_refe
 def test_untuned_operators_that_are_slow_and_not_far_behind_let_the_model_run() -> None:
     assert not model_timing.is_too_slow(18.0, {"cpu:1": 2.0})
     assert not model_timing.is_too_slow(18.0, {})
+
+
+SHORT_S = 2e-4
+
+
+def loops(**loop_s: float) -> tuple[dict[str, Callable[[], None]], dict[str, float]]:
+    return {name: partial(time.sleep, secs) for name, secs in loop_s.items()}, loop_s
+
+
+def test_the_fastest_answer_the_same_number_of_requests_in_each_round() -> None:
+    calls, loop_s = loops(untuned=100 * SHORT_S, own=1.2 * SHORT_S, robust=SHORT_S, other=1.1 * SHORT_S)
+    found = time_at_load(calls, {**loop_s, "far": 1.6 * SHORT_S}, "own", [0])
+    assert [(each.variant, each.threads) for each in found] == [("own", 1), ("robust", 1), ("other", 1)]
+    assert {(len(each.loop_secs), len(each.latency_secs)) for each in found} == {(11, 110)}
+    assert all(secs >= SHORT_S for each in found for secs in each.latency_secs)
+
+
+@pytest.mark.parametrize(("factor", "threads"), [(1, [2, 1]), (10, [2])])
+def test_one_thread_is_a_finalist_unless_it_takes_much_longer(
+    factor: int, threads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of one thread runs on its caller's. The seconds of a loop are made up: a busy machine prolongs them."""
+    ran: list[threading.Thread] = []
+
+    def secs_of_one(call: Callable[[], None], _at_least_s: float) -> float:
+        call()
+        return SHORT_S * (factor if ran[-1] is threading.current_thread() else 1)
+
+    monkeypatch.setattr(model_timing, "secs_of_one", secs_of_one)
+    found = time_at_load({"own": lambda: ran.append(threading.current_thread())}, {"own": SHORT_S}, "own", [0, 1])
+    assert [each.threads for each in found] == threads
+
+
+def test_a_slow_model_answers_fewer_requests_and_a_very_slow_one_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_timing, "_MOST_REQUESTS_S", 1.0)
+    (few,) = time_at_load(*loops(own=1e-2), "own", [0])
+    assert (len(few.loop_secs), len(few.latency_secs)) == (6, 12), "there is nothing to compare it with"
+    monkeypatch.setattr(model_timing, "_MOST_REQUESTS_S", 0.1)
+    assert time_at_load(*loops(own=1e-2), "own", [0]) == []
+
+
+@pytest.mark.parametrize(("is_decided", "rounds"), [(True, 6), (False, 11)])
+def test_rounds_end_once_the_choices_are_decided(
+    monkeypatch: pytest.MonkeyPatch, *, is_decided: bool, rounds: int
+) -> None:
+    asked = []
+
+    def decided(timed: Sequence[AtLoad], most: int) -> bool:
+        asked.append((len(timed), {len(each.loop_secs) for each in timed}, most))
+        return is_decided
+
+    monkeypatch.setattr(model_timing, "are_decided", decided)
+    monkeypatch.setattr(model_timing, "_MOST_REQUESTS_S", 0.5)
+    found = time_at_load(*loops(own=5e-3, robust=5e-3), "own", [0])
+    assert {len(each.loop_secs) for each in found} == {rounds}
+    assert asked[0] == (2, {6}, 11)
+    asked.clear()
+    found = time_at_load(*loops(own=SHORT_S, robust=SHORT_S), "own", [0])
+    assert {len(each.loop_secs) for each in found} == {11}, "a p99 needs all of them"
+    assert not asked
+
+
+def test_a_very_slow_model_is_not_even_called() -> None:
+    def called() -> None:
+        raise AssertionError
+
+    assert time_at_load({"own": called}, {"own": 1.0}, "own", [0]) == []
+
+
+def test_on_a_gpu_all_runs_on_this_thread() -> None:
+    seen = set()
+
+    def call() -> None:
+        seen.add(threading.current_thread())
+        time.sleep(SHORT_S)
+
+    (found,) = time_at_load({"full": call}, {"full": SHORT_S}, "full", [])
+    assert (found.variant, found.threads) == ("full", 1)
+    assert seen == {threading.current_thread()}
+
+
+PERIOD_S = 2e-3
+CPUS = [0, 1]
+
+
+def sleeps(secs: float, seen: set[str]) -> Callable[[], None]:
+    def call() -> None:
+        seen.add(threading.current_thread().name)
+        time.sleep(secs)
+
+    return call
+
+
+def test_each_variant_has_a_thread_for_each_of_its_cores_and_the_same_requests() -> None:
+    one, two = set[str](), set[str]()
+    calls = {"untuned": sleeps(1.0, set()), "cpu:1": sleeps(SHORT_S, one), "cpu:2": sleeps(SHORT_S, two)}
+    found = time_under_limit(calls, {"cpu:1": 1, "cpu:2": 2}, CPUS, PERIOD_S)
+    assert [(each.variant, each.threads) for each in found] == [("cpu:1", 1), ("cpu:2", 2)]
+    assert {len(each.loop_secs) for each in found} == {11}
+    assert len({len(each.latency_secs) for each in found}) == 1
+    assert len(found[0].latency_secs) >= 110
+    assert one == {threading.current_thread().name}, "a model of one thread runs on its caller's"
+    assert two == {"fractune-run"}
+
+
+def test_a_round_has_requests_for_several_periods(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = time_under_limit({"cpu:1": sleeps(SHORT_S, set())}, {"cpu:1": 1}, CPUS, 20 * PERIOD_S)
+    requests = len(found.latency_secs) // len(found.loop_secs)
+    assert 10 < requests <= 200
+    monkeypatch.setattr(model_timing, "_MOST_REQUESTS", 12)
+    (found,) = time_under_limit({"cpu:1": sleeps(SHORT_S, set())}, {"cpu:1": 1}, CPUS, 20 * PERIOD_S)
+    assert len(found.latency_secs) == 12 * 11
+
+
+def test_a_slow_model_has_fewer_requests_and_at_least_one_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_timing, "_MOST_S", 0.01)
+    (found,) = time_under_limit({"cpu:1": sleeps(0.005, set())}, {"cpu:1": 1}, CPUS, PERIOD_S)
+    assert (len(found.loop_secs), len(found.latency_secs)) == (6, 6)

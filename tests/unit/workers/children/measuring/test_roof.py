@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tvm
@@ -18,6 +21,8 @@ from fractune_workers.children.tvm_api.arrays import ANCHOR_SIZE
 from fractune_workers.children.tvm_api.compiled import anchor_object
 from fractune_workers.children.tvm_api.processor import cpu_processor
 from fractune_workers.children.tvm_api.target import default_target
+from tests.support.paths import REPOSITORY
+from tests.support.stand_in_cuda import LAUNCH_S, build_libraries, has_compiler
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
@@ -70,3 +75,27 @@ def test_the_best_of_all_measurements_counts(monkeypatch: pytest.MonkeyPatch) ->
     assert found.measure() == replace(first, gb_per_s=30.0)
     assert found.measure() == replace(first, gflops=100.0, gb_per_s=30.0)
     assert found.measure() == replace(first, gflops=100.0, gb_per_s=30.0)  # the memory is not measured again
+
+
+_MEASURE = """
+import tvm
+from fractune_workers.children.measuring.roof import LaunchFloor
+from fractune_workers.children.tvm_api.processor import Processor
+
+processor = Processor(tvm.cuda(0))
+with processor.engaged():
+    floor = LaunchFloor(processor)
+    print(floor.measure().to_json() == floor.measure().to_json(), floor.measure().launch_s)
+"""
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no gcc here, which compiles the stand-ins")
+def test_an_empty_kernel_is_launched_and_timed_as_candidates_are(tmp_path: Path) -> None:
+    build_libraries(tmp_path)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    command = [sys.executable, "-c", _MEASURE]
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    same, launch_s = done.stdout.split()
+    assert same == "True"
+    assert float(launch_s) == pytest.approx(LAUNCH_S)

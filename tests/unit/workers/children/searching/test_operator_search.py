@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import tvm
@@ -12,10 +13,13 @@ from fractune_core.workloads import DIRECT
 from fractune_workers.children.importing.passes import Operator, described
 from fractune_workers.children.searching import operator_search
 from fractune_workers.children.searching.child import SearcherChild
+from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.searching.spaces.sketches import sketches_of
+from fractune_workers.children.searching.surrogate import features_of
 from fractune_workers.children.searching.transfer import adapt
 from fractune_workers.children.searching.trials import Fastest, Trial
 from fractune_workers.children.tvm_api.target import parse_target
+from fractune_workers.children.tvm_api.traces import Workload
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
@@ -166,3 +170,29 @@ def test_a_selection_between_a_product_and_its_result_is_computed_in_registers(c
     search = child._operators[operator.workload_hash, "key", ""]._searches[DIRECT]
     blocks = [sketch.get_child_blocks(sketch.get_sblock("root")) for sketch in search.spaces]
     assert min(map(len, blocks)) == 2
+
+
+@pytest.fixture(scope="module")
+def search() -> OperatorSearch:
+    a, b = te.placeholder((24, 40), name="a"), te.placeholder((40, 32), name="b")
+    mod = tvm.IRModule({"main": te.create_prim_func([a, b, topi.nn.relu(topi.matmul(a, b))])})
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
+    return OperatorSearch(Workload.of(mod), target, seed=1, threads=1)
+
+
+def test_the_tiles_of_a_loop_make_up_its_extent(search: OperatorSearch) -> None:
+    search.propose(4, lambda trace: trace)
+    for schedule in search._pending.values():
+        features = features_of(schedule.trace)
+        loops = [sum(v for name, v in features.items() if name.startswith(f"SamplePerfectTile {n}.")) for n in range(3)]
+        assert [round(2**logs) for logs in loops] == [24, 32, 40]
+        assert all(math.isfinite(value) for value in features.values())
+
+
+def test_no_two_sketches_look_alike(search: OperatorSearch) -> None:
+    shapes = [
+        {name: value for name, value in features_of(space.trace).items() if "Sample" not in name}
+        for space in search.spaces
+    ]
+    assert len(shapes) > 1
+    assert all(one != other for at, one in enumerate(shapes) for other in shapes[:at])

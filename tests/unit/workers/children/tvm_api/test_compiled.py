@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import helper
 from tvm import te
 from tvm.tirx import PrimFunc
@@ -18,7 +23,8 @@ from fractune_runtime.runner import Runner
 from fractune_runtime.tvm_runtime.tensors import numpy_dtype
 from fractune_workers.children.compiling.variants import _lowered
 from fractune_workers.children.importing.passes import prepare
-from fractune_workers.children.tvm_api.artifacts import load_objects
+from fractune_workers.children.tvm_api.arrays import difference
+from fractune_workers.children.tvm_api.artifacts import is_archive, load_objects, pack, unpack
 from fractune_workers.children.tvm_api.compiled import build_library, build_object
 from fractune_workers.children.tvm_api.target import parse_target
 from tests.support.denormals import FLUSHING, SIZE, probe
@@ -129,3 +135,81 @@ def test_the_mode_makes_zero_of_what_a_type_has_below_its_normal_numbers(
         np.testing.assert_allclose(exact, left * right, rtol=0.03, atol=0)
         flushed(*args)
         np.testing.assert_array_equal(args[-1].numpy().astype("float64"), 0 if is_zero else exact)
+
+
+NAMES = st.text("abcdefghijklmnopqrstuvwxyz._0123456789", min_size=1, max_size=15)
+
+
+@given(st.dictionaries(NAMES, st.binary(max_size=64), max_size=4))
+def test_what_is_packed_comes_out(members: dict[str, bytes]) -> None:
+    archive = pack(members)
+    assert is_archive(archive)
+    assert unpack(archive) == members
+    assert list(unpack(archive)) == list(members)
+
+
+@given(st.binary(min_size=1, max_size=9), st.integers(min_value=1))
+def test_a_torn_archive_is_refused(content: bytes, cut: int) -> None:
+    archive = pack({"host.o": content, "device.o": content})
+    last = archive[: -(len(content) % 2) or None]  # without the byte that only fills up
+    torn = last[: len(last) - 1 - cut % (len(content) + 58)]
+    with pytest.raises(ValueError, match=r"torn|no member"):
+        unpack(torn)
+
+
+def test_an_object_file_is_no_archive() -> None:
+    assert not is_archive(b"\x7fELF and more")
+    with pytest.raises(ValueError, match="not an archive"):
+        unpack(b"\x7fELF and more")
+
+
+def test_a_name_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 15 characters"):
+        pack({"a-name-too-long.o": b""})
+
+
+@pytest.mark.skipif(shutil.which("ar") is None, reason="binutils' ar is not installed")
+def test_ar_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "candidate.a"
+    path.write_bytes(pack({"host.o": b"odd", "device.o": b"even"}))
+    listed = subprocess.run(["ar", "t", path], capture_output=True, text=True, check=True).stdout
+    assert listed.split() == ["host.o", "device.o"]
+    assert subprocess.run(["ar", "p", path, "host.o"], capture_output=True, check=True).stdout == b"odd"
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("output", "reference", "expected"),
+    [
+        ([1.0, -4.0], [1.0, -4.0], 0.0),
+        ([1.0, -4.0], [1.5, -5.0], 0.2),
+        ([0.5], [0.0], 0.5),
+        ([1.0, INF], [1.5, INF], 1 / 3),
+        ([1.0, INF], [1.0, 2.0], INF),
+        ([1.0, NAN], [1.0, NAN], 0.0),
+        ([], [], 0.0),
+        ([0.0], [1e-38], 1e-8),  # a denormal that one of two sums has lost
+    ],
+)
+def test_it_is_relative_to_the_largest_value_of_the_reference(
+    output: list[float], reference: list[float], expected: float
+) -> None:
+    found = difference(np.array(output, np.float32), np.array(reference, np.float32))
+    assert found == pytest.approx(expected)
+
+
+class Untouched(np.ndarray[Any, Any]):
+    """An array of which no copy in another type may be made."""
+
+    def astype(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("converted")
+
+
+def test_equal_arrays_are_not_converted() -> None:
+    """Inputs and weights, which a kernel leaves as they are, are most of what a validation compares."""
+    same = np.arange(5, dtype=np.float32)
+    assert difference(same.view(Untouched), same.copy().view(Untouched)) == 0.0
+    with pytest.raises(AssertionError, match="converted"):
+        difference((same + 1).view(Untouched), same.view(Untouched))

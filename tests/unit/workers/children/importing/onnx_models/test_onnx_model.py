@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -13,7 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from fractune_core.errors import BadModel
+from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.model_file import load_model
+from fractune_workers.children.importing.onnx_models import onnx_model
 from fractune_workers.children.rewriting.expressions import is_constant
 
 Dim = int | str | None
@@ -351,3 +354,17 @@ def test_slimming_does_not_infer_shapes_that_are_known(save: Save, monkeypatch: 
     monkeypatch.setattr("onnxslim.core.shape_infer", inferred.append)
     load_model(save(relu(tensor("x", [2, 8]))))
     assert not inferred
+
+
+def without_first(model: onnx.ModelProto) -> onnx.ModelProto:
+    del model.graph.node[0]
+    return model
+
+
+def test_a_slimmed_model_that_lacks_a_node_is_not_taken() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["y"], ["z"])]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xz"]
+    data = helper.make_model(helper.make_graph(nodes, "two", ends[:1], ends[1:])).SerializeToString()
+    with mock.patch.object(onnx_model, "_slim", side_effect=without_first):
+        text = str(onnx_model.load_onnx(data, {}, Limits(len(data))))
+    assert "R.nn.relu" in text

@@ -12,14 +12,7 @@ import pytest
 from onnx import helper
 
 from fractune_core.errors import BadModel
-from tests.support.onnx_models import (
-    imported,
-    onnx_model,
-    run_by_onnxruntime,
-    run_imported,
-    run_reference,
-    together,
-)
+from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported, run_reference, together
 
 Array = npt.NDArray[Any]
 IMAGE = np.arange(1 * 2 * 4 * 6, dtype=np.float32).reshape(1, 2, 4, 6)

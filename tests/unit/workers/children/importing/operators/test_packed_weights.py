@@ -14,14 +14,7 @@ from onnx import helper, numpy_helper
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.passes import prepare
-from tests.support.onnx_models import (
-    TARGET,
-    imported,
-    onnx_model,
-    run_by_onnxruntime,
-    run_imported,
-    run_reference,
-)
+from tests.support.onnx_models import TARGET, imported, onnx_model, run_by_onnxruntime, run_imported, run_reference
 
 Array = npt.NDArray[Any]
 DRAW = np.random.default_rng(5)

@@ -1,7 +1,8 @@
-"""Simplification: the same numbers, said shortly."""
+"""Simplification: the same numbers, said shortly; quantized values as float32, and reshapes that meet and cancel."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import tvm
 from onnx import helper
 from tvm import relax
 
+from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.rewriting.simplifying.simplify import simplify
 from tests.support.onnx_models import onnx_model, run_imported, run_reference
 from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network, outputs
@@ -88,3 +90,108 @@ def test_weights_of_64_bits_stay_so(
     model = onnx_model(nodes, feed, {**made, "s": np.array([2, 2, 8])}, opset=17)
     (found,), (right,) = run_imported(model, feed), run_reference(model, feed)
     np.testing.assert_allclose(found, right, atol=1e-12)
+
+
+def const(numbers: Any, dtype: str = "float32") -> Any:
+    return relax.const(np.asarray(numbers, dtype))
+
+
+def rounded(net: Network, value: Any, scale: float, zero: int, dtype: str = "uint8") -> Any:
+    """Quantized and dequantized again."""
+    parameters = const(scale), const(zero, dtype)
+    return net.emit(op.dequantize(net.emit(op.quantize(value, *parameters, out_dtype=dtype)), *parameters))
+
+
+@pytest.mark.parametrize(("dtype", "zero"), [("uint8", 3), ("uint8", 0), ("int8", -7), ("int16", 0)])
+def test_what_is_quantized_and_dequantized_becomes_element_wise(dtype: str, zero: int) -> None:
+    """Ties round to even, and numbers beyond the limits are clipped."""
+    mod = network([(40,)], lambda net, x: rounded(net, x, 0.5, zero, dtype))
+    x = np.linspace(-200, 200, 40, dtype="float32")
+    x[:4] = 0.25, 0.75, -0.25, -1.25
+    limits = np.iinfo(dtype)
+    expected = (np.clip(np.round(x / np.float32(0.5)) + zero, limits.min, limits.max) - zero) * np.float32(0.5)
+    short = simplify(mod)
+    assert calls(short) == [f"relax.{name}" for name in ("divide", "round", "minimum", "maximum", "multiply")]
+    np.testing.assert_array_equal(outputs(short, TARGET, [x]), expected)
+
+
+def test_a_quantized_constant_becomes_float32() -> None:
+    numbers = np.arange(-6, 6, dtype="int8").reshape(3, 4)
+    scales, zeros = np.array([0.5, 0.25, 2, 1], "float32"), np.array([0, 1, -2, 3], "int8")
+
+    def body(net: Network, x: Any) -> Any:
+        weight = net.emit(op.dequantize(relax.const(numbers), relax.const(scales), relax.const(zeros), axis=1))
+        one = net.emit(op.dequantize(relax.const(numbers), const(0.5), const(2, "int8"), axis=0))
+        return net.emit(op.add(x, net.emit(op.add(weight, one))))
+
+    mod = simplify(network([(3, 4)], body))
+    assert calls(mod) == ["relax.add"] * 2
+    expected = (numbers - zeros.astype("float32")) * scales + (numbers - np.float32(2)) * np.float32(0.5)
+    np.testing.assert_array_equal(outputs(mod, TARGET, [np.zeros((3, 4), "float32")]), expected)
+
+
+def test_a_value_that_is_dequantized_by_another_scale_stays() -> None:
+    def body(net: Network, x: Any) -> Any:
+        counted = net.emit(op.quantize(x, const(0.5), const(0, "uint8"), out_dtype="uint8"))
+        return net.emit(op.dequantize(counted, const(0.25), const(0, "uint8")))
+
+    assert calls(simplify(network([(4,)], body))) == ["relax.quantize", "relax.dequantize"]
+
+
+def test_layers_with_other_scales_share_an_operator() -> None:
+    def body(net: Network, x: Any) -> Any:
+        for scale, zero in ((0.5, 1), (0.25, 7)):
+            x = rounded(net, net.emit(op.matmul(x, net.weight(16, 16))), scale, zero)
+        return x
+
+    operators = extract(prepare(network([(8, 16)], body), TARGET), TARGET)
+    (product,) = [operator for operator in operators if "matmul" in operator.name]
+    assert product.weight == 2
+
+
+def dense(net: Network, x: Any, columns: int) -> Any:
+    """As an optimizer of ONNX files writes a product with a bias of (1, tokens, width)."""
+    _, tokens, width = (int(dim) for dim in x.ty.shape)
+    flat = net.emit(op.matmul(net.emit(op.reshape(x, [tokens, width])), net.weight(width, columns)))
+    return net.emit(op.reshape(net.emit(op.add(flat, net.weight(columns))), [1, tokens, columns]))
+
+
+def residual(net: Network, x: Any) -> Any:
+    value = net.emit(op.add(x, dense(net, net.emit(op.nn.relu(dense(net, x, 12))), 6)))
+    return net.emit(op.nn.layer_norm(value, net.weight(6), net.weight(6), axes=[-1]))
+
+
+def number(net: Network, x: Any) -> Any:
+    return net.emit(op.multiply(net.emit(op.clip(dense(net, x, 4), -1.0, 1.0)), net.weight(1, 1, 1)))
+
+
+def product(net: Network, x: Any) -> Any:
+    return net.emit(op.matmul(dense(net, x, 4), net.weight(4, 5)))
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        (residual, ["reshape", "matmul", "add", "nn.relu", "matmul", "add", "add", "nn.layer_norm", "reshape"]),
+        (number, ["reshape", "matmul", "add", "clip", "multiply", "reshape"]),
+        (product, ["reshape", "matmul", "add", "matmul", "reshape"]),
+    ],
+)
+def test_reshapes_cancel(body: Callable[..., Any], names: list[str]) -> None:
+    mod = network([(1, 5, 6)], body)
+    given, short = inputs_of(mod), simplify(mod)
+    found = calls(short)
+    assert [name for name in found if name != "relax.reshape"] == [
+        f"relax.{name}" for name in names if name != "reshape"
+    ]
+    assert found[-1] == "relax.reshape"
+    assert found.count("relax.reshape") <= names.count("reshape") + (body is residual)
+    np.testing.assert_allclose(outputs(short, TARGET, given), outputs(mod, TARGET, given), rtol=1e-4, atol=1e-5)
+
+
+def test_an_operand_whose_rows_differ_keeps_its_shape() -> None:
+    def body(net: Network, x: Any) -> Any:
+        return net.emit(op.add(dense(net, x, 4), net.weight(1, 5, 4)))
+
+    mod = network([(1, 5, 6)], body)
+    assert calls(simplify(mod))[-2:] == ["relax.reshape", "relax.add"]
