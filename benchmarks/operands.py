@@ -158,7 +158,8 @@ def _captured(sample: Sample, folder: Path) -> tuple[dict[str, _Call], float]:
     import tvm_ffi_orcjit
 
     from fractune_runtime.cpu import OnCpu
-    from fractune_runtime.tvm_runtime.tensors import random_inputs, specs_of
+    from fractune_runtime.tvm_runtime.drawing import random_inputs
+    from fractune_runtime.tvm_runtime.tensors import specs_of
 
     path = folder / f"{sample.model.name}.fractune"
     # TVM's virtual machine shows the operands of each call.

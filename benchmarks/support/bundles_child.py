@@ -43,7 +43,8 @@ def _evaluator(path: Path, variant: str) -> Callable[[], float]:
     """A function that takes one turn."""
     from fractune_runtime.cpu import OnCpu
     from fractune_runtime.runner import secs_of_one
-    from fractune_runtime.tvm_runtime.tensors import random_inputs, specs_of
+    from fractune_runtime.tvm_runtime.drawing import random_inputs
+    from fractune_runtime.tvm_runtime.tensors import specs_of
 
     bundle = Bundle(path)
     backend, specs = OnCpu(bundle, None), specs_of(bundle.manifest["inputs"])

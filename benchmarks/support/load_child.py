@@ -50,12 +50,12 @@ def memory(bundle: str) -> dict[str, Any]:
     import fractune
     from fractune_core.files.bundles import Bundle
     from fractune_runtime import runner
-    from fractune_runtime.tvm_runtime import runtime, tensors
+    from fractune_runtime.tvm_runtime import drawing, runtime, tensors
 
     runtime.load_runtime()
     tvm_ffi_orcjit.default_session()
     imported = time.perf_counter()
-    inputs = tensors.random_inputs(tensors.specs_of(Bundle(Path(bundle)).manifest["inputs"]))
+    inputs = drawing.random_inputs(tensors.specs_of(Bundle(Path(bundle)).manifest["inputs"]))
     before = _private_bytes()
     begun = time.perf_counter()
     model = fractune.load(bundle)

@@ -7,7 +7,7 @@ outputs = model.run({"input_ids": ids, "attention_mask": mask})  # of 37 tokens,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,13 +17,16 @@ from fractune_core.analysis.match import How
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import BATCH, Buckets, OpenAxes, Padding, input_shapes, sizes_text
 from fractune_core.files.bundles import Bundle
-from fractune_runtime.choosing import ServesUpTo, VariantChoice, server_of, servers_between
+from fractune_core.files.compared import MODEL, Compared, between_of
+from fractune_core.served import ServiceGoal
+from fractune_runtime.choosing import VariantChoice, Winner, compared_share
 from fractune_runtime.cpu import ShareHere
 from fractune_runtime.decoder import DecoderSession
 from fractune_runtime.model import Model, warn_caller
 from fractune_runtime.sessions import Feeder, RuntimeMissing, Session, held_session, keep_forever, open_shapes
+from fractune_runtime.tvm_runtime.drawing import random_inputs
 from fractune_runtime.tvm_runtime.interface import Bound, Interface
-from fractune_runtime.tvm_runtime.tensors import TensorSpec, open_arrays, random_inputs
+from fractune_runtime.tvm_runtime.tensors import TensorSpec, open_arrays
 
 if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array
@@ -357,3 +360,56 @@ def _concatenated(parts: Sequence[Sequence[Array]]) -> list[Array]:
     import numpy as np
 
     return [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
+
+
+@dataclass(frozen=True)
+class ServesUpTo:
+    """A runtime serves these sizes and smaller ones, by symbol."""
+
+    sizes: Mapping[str, int]
+    runtime: str
+    threads: int
+
+
+def server_of(points: Sequence[ServesUpTo], sizes: Mapping[str, int]) -> ServesUpTo | None:
+    """What serves `sizes`: the nearest of the `points` above; None if the bundle does."""
+    above = (each for each in points if all(each.sizes[symbol] >= size for symbol, size in sizes.items()))
+    return min(above, key=lambda each: math.prod(each.sizes.values()), default=None)
+
+
+def servers_between(
+    bundle: Bundle, here: ShareHere, threads: int, goal: ServiceGoal
+) -> tuple[list[list[ServesUpTo]], str]:
+    """By member: the runtimes that serve sizes below its own. And a warning if one of them is not here in the version
+    that was timed.
+    """
+    found: list[list[ServesUpTo]] = [[] for _ in bundle.members]
+    at = compared_share(bundle, here, threads)
+    if at is None:
+        return found, ""
+    missing: dict[str, str] = {}
+    for points, member in zip(found, bundle.members, strict=True):
+        for sizes, winner, why in _winners(bundle, member, at[0], goal):
+            if winner.is_here:
+                points.append(ServesUpTo(sizes, winner.runtime, at[1]))
+            else:
+                text = f"{winner.runtime} {winner.version} {why}, and {winner.missing}; {winner.advice}"
+                missing.setdefault(winner.runtime, f"{bundle.name}: {text}")
+    return found, "; ".join(missing.values())
+
+
+def _winners(
+    bundle: Bundle, member: Bundle, share: str, goal: ServiceGoal
+) -> Iterator[tuple[dict[str, int], Winner, str]]:
+    """Sizes, the runtime that serves them and smaller ones, and why."""
+    held = Buckets.from_json(bundle.manifest["buckets"])
+    if held.padding.proved:
+        for each in between_of(member.manifest).get(share, []):
+            winner = Winner.of(bundle, each.compared, goal)
+            if winner is not None:
+                yield each.sizes, winner, f"was {winner.factor} between shapes"
+    elif MODEL in bundle.manifest["sha256"] and share in member.manifest.get("compared", {}):
+        runtime = Compared.from_json(member.manifest["compared"][share]).fastest_other(goal)
+        if runtime in bundle.manifest.get("runtimes", {}):
+            sizes = held.axes.sizes(input_shapes(member.manifest))
+            yield sizes, Winner.named(bundle, runtime, ""), "runs what lies between shapes and may not be padded"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,9 +13,8 @@ from fractune_core.analysis.cpu_limits.limits import PERIOD_US, POOL_COST_S, Cpu
 from fractune_core.analysis.cpu_limits.prediction import Latency, by_latency, by_rate, paced_rate_per_s, predictable
 from fractune_core.analysis.match import DEFAULT_POLICY, Choice, How, Policy, choose, choose_over
 from fractune_core.errors import BadRequest, ShareUnavailable
-from fractune_core.files.buckets import Buckets, input_shapes
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.compared import MODEL, ONNX_RUNTIME, OURS, Compared, Runtime, between_of
+from fractune_core.files.compared import ONNX_RUNTIME, OURS, Compared, Runtime
 from fractune_core.host.cgroups import Quota
 from fractune_core.names import UNTUNED_VARIANT, WITH_GRAPHS
 from fractune_core.served import LOAD_TEXT, Served, ServiceGoal
@@ -455,56 +454,3 @@ def installed(runtime: str) -> str:
 def is_alike(version: str, timed: str) -> bool:
     """Whether the times of one version hold for another: they do for a patch of the same minor version."""
     return bool(version) and version.split(".")[:2] == timed.split(".")[:2]
-
-
-@dataclass(frozen=True)
-class ServesUpTo:
-    """A runtime serves these sizes and smaller ones, by symbol."""
-
-    sizes: Mapping[str, int]
-    runtime: str
-    threads: int
-
-
-def server_of(points: Sequence[ServesUpTo], sizes: Mapping[str, int]) -> ServesUpTo | None:
-    """What serves `sizes`: the nearest of the `points` above; None if the bundle does."""
-    above = (each for each in points if all(each.sizes[symbol] >= size for symbol, size in sizes.items()))
-    return min(above, key=lambda each: math.prod(each.sizes.values()), default=None)
-
-
-def servers_between(
-    bundle: Bundle, here: ShareHere, threads: int, goal: ServiceGoal
-) -> tuple[list[list[ServesUpTo]], str]:
-    """By member: the runtimes that serve sizes below its own. And a warning if one of them is not here in the version
-    that was timed.
-    """
-    found: list[list[ServesUpTo]] = [[] for _ in bundle.members]
-    at = compared_share(bundle, here, threads)
-    if at is None:
-        return found, ""
-    missing: dict[str, str] = {}
-    for points, member in zip(found, bundle.members, strict=True):
-        for sizes, winner, why in _winners(bundle, member, at[0], goal):
-            if winner.is_here:
-                points.append(ServesUpTo(sizes, winner.runtime, at[1]))
-            else:
-                text = f"{winner.runtime} {winner.version} {why}, and {winner.missing}; {winner.advice}"
-                missing.setdefault(winner.runtime, f"{bundle.name}: {text}")
-    return found, "; ".join(missing.values())
-
-
-def _winners(
-    bundle: Bundle, member: Bundle, share: str, goal: ServiceGoal
-) -> Iterator[tuple[dict[str, int], Winner, str]]:
-    """Sizes, the runtime that serves them and smaller ones, and why."""
-    held = Buckets.from_json(bundle.manifest["buckets"])
-    if held.padding.proved:
-        for each in between_of(member.manifest).get(share, []):
-            winner = Winner.of(bundle, each.compared, goal)
-            if winner is not None:
-                yield each.sizes, winner, f"was {winner.factor} between shapes"
-    elif MODEL in bundle.manifest["sha256"] and share in member.manifest.get("compared", {}):
-        runtime = Compared.from_json(member.manifest["compared"][share]).fastest_other(goal)
-        if runtime in bundle.manifest.get("runtimes", {}):
-            sizes = held.axes.sizes(input_shapes(member.manifest))
-            yield sizes, Winner.named(bundle, runtime, ""), "runs what lies between shapes and may not be padded"

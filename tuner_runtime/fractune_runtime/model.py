@@ -23,6 +23,7 @@ from fractune_runtime.cpu import OnCpu, ShareHere
 from fractune_runtime.runner import Turn, begin_in_forked_children, runner_for
 from fractune_runtime.sessions import RuntimeMissing, keep_forever, runtime_variant
 from fractune_runtime.tvm_runtime import tensors
+from fractune_runtime.tvm_runtime.drawing import random_inputs
 from fractune_runtime.tvm_runtime.interface import Bound, BoundMemory, Interface, Slots, padded
 from fractune_runtime.tvm_runtime.runtime import Weights
 from fractune_runtime.tvm_runtime.tensors import KeptInputs, TensorSpec, are_worth_keeping
@@ -423,7 +424,7 @@ class Model:
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
         """Inputs between 0.1 and 1; a mask is all ones. Integers lie within what the check found, else 0 or 1."""
-        return tensors.random_inputs(self._interface.inputs, seed)
+        return random_inputs(self._interface.inputs, seed)
 
     def _take(self, here: ShareHere) -> None:
         own, share = match_share(self.bundle, here, self._policy, self._goal, self._threads)

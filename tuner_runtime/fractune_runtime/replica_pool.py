@@ -29,8 +29,8 @@ from fractune_runtime.cpu import ShareHere
 from fractune_runtime.loading import open_bundle
 from fractune_runtime.model import Backend, ShareFollower, backend_for, warn_if_untuned
 from fractune_runtime.runner import begin_in_forked_children, settle, started
+from fractune_runtime.tvm_runtime.drawing import random_inputs
 from fractune_runtime.tvm_runtime.interface import Interface
-from fractune_runtime.tvm_runtime.tensors import random_inputs
 from fractune_runtime.tvm_runtime.variants import Variant
 
 if TYPE_CHECKING:

@@ -26,15 +26,8 @@ from fractune_core.files.buckets import input_shapes
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import EXACT_ONNX_RUNTIME, MODEL, ONLY_ONNX, ONNX_RUNTIME, OPENVINO, Runtime
 from fractune_core.model_inputs import constants_in, fitting_shape, parse_numbers, shapes_in
-from fractune_runtime.tvm_runtime.tensors import (
-    TensorSpec,
-    accepted_integers,
-    as_array,
-    as_tensor,
-    numpy_dtype,
-    telling_ranges,
-    typical_inputs,
-)
+from fractune_runtime.tvm_runtime.drawing import accepted_integers, telling_ranges, typical_inputs
+from fractune_runtime.tvm_runtime.tensors import TensorSpec, as_array, as_tensor, numpy_dtype
 from fractune_runtime.tvm_runtime.variants import Called
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from fractune_runtime.model import Model, warn_caller
 from fractune_runtime.runner import Turn, begin_in_forked_children
 from fractune_runtime.sessions import Session, keep_forever, open_session, runtime_variant, settings_of
 from fractune_runtime.tvm_runtime import tensors
+from fractune_runtime.tvm_runtime.drawing import random_inputs
 from fractune_runtime.tvm_runtime.interface import Bound, BoundMemory
 from fractune_runtime.tvm_runtime.runtime import Weights
 from fractune_runtime.tvm_runtime.tensors import TensorSpec
@@ -112,7 +113,7 @@ class StagedModel(Model):
         return 0.0
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
-        return tensors.random_inputs(self.inputs, seed)
+        return random_inputs(self.inputs, seed)
 
     def run_slots(
         self, requests: Mapping[int, Mapping[str, Any]], variant: str | None = None

@@ -86,7 +86,8 @@ def _hold(
 def _whole_contestants(processor: Processor, share: str, bundle: str, model: str) -> dict[str, Any]:
     from benchmarks.gpu.table.whole import MODEL_PEERS
     from fractune_core.agreement import rounding
-    from fractune_runtime.tvm_runtime.tensors import random_inputs, specs_of
+    from fractune_runtime.tvm_runtime.drawing import random_inputs
+    from fractune_runtime.tvm_runtime.tensors import specs_of
     from fractune_workers.children.measuring.model_timing import backend_on
 
     opened = Bundle(Path(bundle))

@@ -34,7 +34,8 @@ from fractune_core.records import TuningRecord
 from fractune_core.targets import arch_of
 from fractune_core.workloads import check_workload
 from fractune_runtime.choosing import choose_variant
-from fractune_runtime.tvm_runtime.tensors import numpy_dtype, random_inputs, specs_of
+from fractune_runtime.tvm_runtime.drawing import random_inputs
+from fractune_runtime.tvm_runtime.tensors import numpy_dtype, specs_of
 from fractune_server.store.records.rows import check_record
 from tests.support.client_samples import DEVICE, bundle_bytes, plan_file
 from tests.support.fuzz.mutations import Mutator

@@ -19,7 +19,7 @@ from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import MODEL, Between, Compared, Runtime, Timed
 from fractune_runtime import choosing
-from fractune_runtime.choosing import ServesUpTo, server_of
+from fractune_runtime.bucketed_model import ServesUpTo, server_of
 from fractune_runtime.sessions import RuntimeMissing
 from tests.support.encoders import inputs_of
 from tests.support.onnx_models import run_by_onnxruntime

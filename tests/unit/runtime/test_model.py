@@ -26,7 +26,7 @@ from fractune_core.analysis.match import How
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune_core.files.bundles import Bundle, write_bundle
 from fractune_runtime.cpu import CPUINFO, OnCpu, isa_name, read_cpuinfo
-from fractune_runtime.tvm_runtime import tensors
+from fractune_runtime.tvm_runtime import drawing, tensors
 from fractune_runtime.tvm_runtime.runtime import aligned_bytes
 from fractune_runtime.tvm_runtime.tensors import as_arguments, as_array
 from fractune_runtime.tvm_runtime.variants import Called
@@ -371,9 +371,9 @@ def test_random_inputs_that_no_memory_holds_are_told(monkeypatch: pytest.MonkeyP
     def refuse(*_args: object) -> None:
         raise MemoryError("Unable to allocate 8.00 GiB")
 
-    monkeypatch.setattr(tensors, "_random_array", refuse)
+    monkeypatch.setattr(drawing, "_random_array", refuse)
     with pytest.raises(BadRequest, match=r"Unable to allocate 8.00 GiB\); give x float32\[9\] of your own"):
-        tensors.random_inputs([tensors.TensorSpec("x", "float32", (9,))])
+        drawing.random_inputs([tensors.TensorSpec("x", "float32", (9,))])
 
 
 IMPORTS = """

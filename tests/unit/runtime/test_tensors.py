@@ -9,19 +9,15 @@ import pytest
 
 from fractune_core.errors import BadModel, FractuneError
 from fractune_core.files.checked import Checked
-from fractune_runtime.tvm_runtime.runtime import aligned_bytes, load_runtime
-from fractune_runtime.tvm_runtime.tensors import (
-    KeptInputs,
-    TensorSpec,
+from fractune_runtime.tvm_runtime.drawing import (
     accepted_integers,
-    are_worth_keeping,
-    as_array,
     changed,
-    input_specs,
     random_inputs,
     telling_ranges,
     typical_inputs,
 )
+from fractune_runtime.tvm_runtime.runtime import aligned_bytes, load_runtime
+from fractune_runtime.tvm_runtime.tensors import KeptInputs, TensorSpec, are_worth_keeping, as_array, input_specs
 
 SPECS = [TensorSpec("x", "float32", (2, 3)), TensorSpec("n", "int64", ())]
 GOOD = {"x": np.arange(6, dtype="float32").reshape(2, 3), "n": np.array(7)}

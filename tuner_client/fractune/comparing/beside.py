@@ -38,7 +38,8 @@ from fractune_runtime.sessions import (
     open_shapes,
     settings_of,
 )
-from fractune_runtime.tvm_runtime.tensors import TensorSpec, changed, typical_inputs
+from fractune_runtime.tvm_runtime.drawing import changed, typical_inputs
+from fractune_runtime.tvm_runtime.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array

@@ -234,7 +234,7 @@ def _values(model: onnx.ModelProto, name: str) -> dict[str, Tensor]:
     import onnx
     import onnxruntime
 
-    from fractune_runtime.tvm_runtime.tensors import accepted_integers, typical_inputs
+    from fractune_runtime.tvm_runtime.drawing import accepted_integers, typical_inputs
 
     shown = onnx.ModelProto()
     shown.CopyFrom(model)

@@ -23,8 +23,9 @@ from fractune_core.model_inputs import constants_in, fitting_shape, parse_number
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_runtime.cpu import OnCpu
 from fractune_runtime.right_outputs import Deadline, Feed, moved_outputs
+from fractune_runtime.tvm_runtime.drawing import accepted_integers, telling_ranges
 from fractune_runtime.tvm_runtime.runtime import load_runtime
-from fractune_runtime.tvm_runtime.tensors import TensorSpec, accepted_integers, specs_of, telling_ranges
+from fractune_runtime.tvm_runtime.tensors import TensorSpec, specs_of
 from fractune_runtime.tvm_runtime.variants import load_code
 from fractune_workers.children.checking.bisecting import first_different
 from fractune_workers.children.checking.graph import precision_of

@@ -27,8 +27,9 @@ from fractune_runtime.cpu import OnCpu, ShareHere
 from fractune_runtime.gpu import OnGpu
 from fractune_runtime.model import Backend
 from fractune_runtime.runner import MIN_REPEAT_S, CallersThread, Runner, runner_for, secs_of_one
+from fractune_runtime.tvm_runtime.drawing import drawn_inputs
 from fractune_runtime.tvm_runtime.inside import time_inside
-from fractune_runtime.tvm_runtime.tensors import drawn_inputs, input_specs
+from fractune_runtime.tvm_runtime.tensors import input_specs
 from fractune_workers.children.tvm_api.arrays import difference
 from fractune_workers.children.tvm_api.processor import Processor
 
