@@ -27,7 +27,7 @@ from tests.support.processes.scripted_server import ScriptedServer, serving
 from tests.unit.client.dashboard.conftest import serving_pages
 
 if TYPE_CHECKING:  # its import takes a fifth of a second of every run
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import APIResponse, Browser, Page, Route
 
 PATHS = (
     *("", "find?q=n", "jobs/j1", "jobs/j1?operator=0123", "models/ab", "shares", "log", "log/records/r1"),
@@ -169,6 +169,32 @@ def test_tabs_that_are_hidden_leave_connections_to_others_and_catch_up(browser: 
             server.workers[0].name = "workers/renamed"
             show_tab(tabs[0], hidden=False)
             tabs[0].get_by_text("renamed").wait_for(timeout=10_000)
+
+
+def test_a_change_that_comes_while_a_page_is_asked_for_is_shown(browser: Browser) -> None:
+    with serving(ScriptedServer()) as server, serving_pages(server) as pages, watched_page(browser) as page:
+        server.script = job_script()[-1:]
+        page.add_init_script(
+            "let count = 0; const listen = EventSource.prototype.addEventListener;"
+            "EventSource.prototype.addEventListener = function (name, heard) { listen.call(this, name,"
+            " event => { heard(event); document.documentElement.dataset.changes = ++count }) }"
+        )
+        held: list[tuple[Route, APIResponse]] = []
+
+        def hold_first(route: Route) -> None:
+            if "hx-request" in route.request.headers and not held:
+                held.append((route, route.fetch()))
+            else:
+                route.continue_()
+
+        page.route("**/", hold_first)
+        page.goto(f"http://127.0.0.1:{pages.port}/")
+        page.locator("[data-changes='1']").wait_for()
+        server.workers[0].name = "workers/renamed"
+        page.locator("[data-changes='2']").wait_for()
+        ((route, former),) = held
+        route.fulfill(response=former)
+        page.get_by_text("renamed").wait_for(timeout=10_000)
 
 
 def test_names_are_text_and_tables_need_no_script(browser: Browser) -> None:

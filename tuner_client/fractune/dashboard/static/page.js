@@ -58,6 +58,14 @@ function lost(isLost) {
 }
 
 let changes = null;
+let isAsking = false; // from a request for the page until its answer stands
+let isBehind = false; // a change came meanwhile
+
+// htmx queues an event of an element that waits for an answer, and loses it with the element, which the answer replaces.
+function refresh() {
+  isBehind = isAsking;
+  if (!isAsking) htmx.trigger("#main", "server-change");
+}
 
 // A browser opens six connections to a site over HTTP/1.1, and each stream holds one: a hidden tab gives up its own.
 // The first event of a new stream is the present state, so the tab is up to date when it is looked at again.
@@ -67,7 +75,7 @@ function follow() {
     changes = new EventSource("/events");
     changes.onopen = () => lost(false);
     changes.onerror = failed;
-    changes.addEventListener("change", () => htmx.trigger("#main", "server-change"));
+    changes.addEventListener("change", refresh);
   } else if (!isWanted && changes !== null) {
     changes.close();
     changes = null;
@@ -92,8 +100,12 @@ function settle() {
   opened.forEach((id) => { const found = document.getElementById(id); if (found) found.open = true; });
   show();
   follow();
+  isAsking = false;
+  if (isBehind) refresh();
 }
 
+document.addEventListener("htmx:beforeRequest", () => { isAsking = true; });
+document.addEventListener("htmx:afterRequest", (event) => { isAsking = event.detail.successful; });
 document.addEventListener("DOMContentLoaded", settle);
 document.addEventListener("htmx:afterSettle", settle);
 document.addEventListener("visibilitychange", follow);
