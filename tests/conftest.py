@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.support.order import mixed
+from tests.support.order import file_of, mixed
 
 if TYPE_CHECKING:
     from tests.support.processes.postgres_process import Postgres
+
+pytest_plugins = ("tests.support.side_by_side",)
 
 # The tests start hundreds of Python processes: what they import is compiled once and not in each of them.
 sys.dont_write_bytecode = False
@@ -70,12 +72,32 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The tests of a file stay together, in their order."""
-    place = {file: at for at, file in enumerate(mixed(dict.fromkeys(map(_file_of, items))))}
-    items.sort(key=lambda item: place[_file_of(item)])
+    place = {file: at for at, file in enumerate(mixed(dict.fromkeys(file_of(item.nodeid) for item in items)))}
+    items.sort(key=lambda item: place[file_of(item.nodeid)])
 
 
-def _file_of(item: pytest.Item) -> str:
-    return item.nodeid.partition("::")[0]
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """All processes of a run have one keeper of ready-made ones: it takes a second of imports."""
+    if session.config.option.processes > 1:
+        from tests.support.processes.ready_made import keeper
+
+        keeper()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """The locks of the cores lie in this folder. Those who read no figures wait for no measurement of another process;
+    the tests that measure for real wait for each other.
+    """
+    if item.get_closest_marker("alone") is None:
+        factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
+        folder = factory.getbasetemp() / "runtime"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        os.environ["XDG_RUNTIME_DIR"] = str(folder)
+    else:
+        os.environ.pop("XDG_RUNTIME_DIR", None)
+    return (yield)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from fractune_core.cpu_limits import GrantedLimit
 from fractune_core.shares import Share
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from fractune_workers.inventory.shares import machine_shares
-from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from tests.support.hardware.cgroup_tree import a_host
 from tests.support.hardware.real_cgroup import capped_cgroup
 from tests.support.real_bundle import compile_small
@@ -30,12 +28,6 @@ import sys
 from fractune.cli import main
 sys.exit(main(["shares", {share!r}, "--prove", "--json"]))
 """
-
-
-@pytest.fixture(autouse=True)
-def all_cores() -> Iterator[None]:
-    with CoreLocks(default_lock_dir()).measuring(ALLOWED):
-        yield
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,7 @@ from tests.support.hardware.real_cgroup import capped_cgroup
 from tests.support.paths import REPOSITORY
 from tests.support.processes.server_environments import ENVIRONMENTS, python_of
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(usable_cores() < 2, reason="a bundle with two variants needs two cores"),
-]
-
+pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="a bundle with two variants needs two cores")
 
 ROUNDS = 3
 
@@ -75,14 +71,12 @@ def test_a_limit_is_verified_for_real(folder: Path, monkeypatch: pytest.MonkeyPa
     if lacks := LimitCgroups().lacks():
         pytest.skip(f"no cgroup can be made here: {lacks}")
     monkeypatch.setattr(verifying, "enough_requests", lambda *_: 200)
-    home = LimitCgroups().current()
-    assert home is not None
     with capped_cgroup(cores=None) as cgroup, cgroup.joined():
         found = fractune.fit(folder / file, "100/s", "500ms", share_steps="200m", verify=True, progress=False)
+        assert not list(cgroup.folder.rglob("fractune-limit-*"))
     assert found.verified is not None
     assert (found.verified.requests, found.verified.held) == (200, True)
     assert 0 < found.verified.p50_s <= found.verified.p99_s < 0.5
-    assert not list(home.rglob("fractune-limit-*"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="FastAPI is not installed here")
@@ -91,6 +85,7 @@ def test_a_limit_is_verified_behind_fastapi(folder: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.parametrize("server", ENVIRONMENTS)
 def test_a_limit_is_verified_behind_a_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: str
@@ -104,8 +99,6 @@ def check_behind(server: str, python: str, folder: Path, monkeypatch: pytest.Mon
     if lacks := LimitCgroups().lacks():
         pytest.skip(f"no cgroup can be made here: {lacks}")
     monkeypatch.setattr(verifying, "enough_requests", lambda *_: 50)
-    home = LimitCgroups().current()
-    assert home is not None
     with capped_cgroup(cores=None) as cgroup, cgroup.joined():
         found = fractune.fit(
             *(folder / "small.fractune", "20/s", "30s"),
@@ -114,8 +107,8 @@ def check_behind(server: str, python: str, folder: Path, monkeypatch: pytest.Mon
             server_python=python,
             progress=False,
         )
+        assert not list(cgroup.folder.rglob("fractune-limit-*"))
     assert found.behind is not None
     assert (found.behind.server, found.behind.requests, found.behind.held) == (server, 50, True)
     assert 0 < found.behind.p50_s <= found.behind.p99_s < 30
     assert found.behind.request_cpu_s > found.behind.model_cpu_s
-    assert not list(home.rglob("fractune-limit-*"))

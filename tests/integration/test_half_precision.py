@@ -24,8 +24,6 @@ from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 from fractune_workers.measuring.validation import validate
 from tests.integration.test_measuring import target_of
 
-pytestmark = pytest.mark.alone
-
 DEPTH = 4608
 LOST = 16
 """terms of every sum that the wrong kernels leave out"""

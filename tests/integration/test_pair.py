@@ -21,10 +21,9 @@ from fractune_core.host.threads import SPIN_COUNT, SPIN_YIELDS
 from tests.support.client_samples import DEVICE, bundle_bytes
 from tests.support.paths import REPOSITORY
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two models on one core have no cores of their own"),
-]
+pytestmark = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="two models on one core have no cores of their own"
+)
 
 SIDES = 2
 ROUNDS = 7
@@ -64,6 +63,7 @@ def test_each_process_is_confined_to_its_place_and_does_not_spin_for_long(bundle
 
 
 @pytest.mark.long
+@pytest.mark.alone
 def test_a_pair_on_cores_of_their_own(bundle: Path) -> None:
     found = fractune.pair(bundle, bundle, shares="cpu:1,cpu:1", rounds=ROUNDS, rate=100, progress=False)
     assert (len(found.rounds), found.whole) == (ROUNDS, f"cpu:{SIDES}")
@@ -78,6 +78,7 @@ def test_a_pair_on_cores_of_their_own(bundle: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.alone
 def test_who_waits_for_the_others_turn_gets_half(bundle: Path) -> None:
     for _ in range(TRIES):
         found = fractune.pair(bundle, bundle, interleaved=True, rounds=ROUNDS, progress=False)
@@ -88,6 +89,7 @@ def test_who_waits_for_the_others_turn_gets_half(bundle: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.alone
 def test_a_bubble_in_place_of_a_model(bundle: Path) -> None:
     found = fractune.pair(bundle, co_runner="bubble:8MiB", rounds=ROUNDS, rate=50, progress=False)
     assert [len(each) for each in found.rounds] == [1] * ROUNDS

@@ -22,7 +22,6 @@ from tests.support.processes.ready_made import ReadyMade
 
 _COMMAND = [sys.executable, "-m", "fractune"]
 _PATH = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
-_ENV = {**os.environ, "PYTHONPATH": _PATH}
 
 
 _Process = TypeVar("_Process", bound="Started | subprocess.Popen[str]")
@@ -56,11 +55,15 @@ def write_model(path: Path, channels: int = 8, seed: int = 0) -> Path:
     return path
 
 
+def _environ(more: dict[str, str] | None) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": _PATH} | (more or {})
+
+
 def run_fractune(
     *args: str, timeout_s: float = 240.0, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; in a new interpreter if `env` has PYTHONPATH, which only a new one reads."""
-    whole = _ENV | (env or {})
+    whole = _environ(env)
     if env and "PYTHONPATH" in env:
         command = [*_COMMAND, *args]
         return subprocess.run(
@@ -84,7 +87,7 @@ class Started(ReadyMade):
         (out, its_out), (err, its_err) = os.pipe(), os.pipe()
         self.stdout, self.stderr = open(out), open(err)  # noqa: SIM115, PTH123  closed by `communicate`
         with open(its_out, "w") as stdout, open(its_err, "w") as stderr:  # noqa: PTH123
-            super().__init__(module, *args, stdout=stdout, stderr=stderr, env=_ENV | (env or {}))
+            super().__init__(module, *args, stdout=stdout, stderr=stderr, env=_environ(env))
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """What is left of its output and errors, when it has ended. Raises subprocess.TimeoutExpired."""
@@ -115,7 +118,7 @@ def start_fractune(*args: str, env: dict[str, str] | None = None) -> Started:
 def start(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """Start a new Python with these arguments, as `start_fractune` starts a command."""
     return subprocess.Popen(
-        [sys.executable, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_ENV | (env or {})
+        [sys.executable, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environ(env)
     )
 
 
