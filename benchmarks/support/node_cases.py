@@ -23,7 +23,7 @@ from onnx import numpy_helper
 
 from benchmarks.support.processes import import_path
 from fractune_core.errors import BadModel, first_line
-from fractune_core.host.threads import with_denormals
+from fractune_runtime.tvm_runtime.runtime import with_denormals
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS
 from fractune_workers.children.importing.limits import Limits

@@ -13,7 +13,7 @@ import tvm
 from onnx import compose, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from fractune_core.host.threads import with_denormals
+from fractune_runtime.tvm_runtime.runtime import with_denormals
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.onnx_models.onnx_model import load_onnx
 from fractune_workers.children.importing.passes import prepare

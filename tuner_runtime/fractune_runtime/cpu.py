@@ -15,11 +15,10 @@ from fractune_core.errors import BadBundle, FractuneError, ShareUnavailable, fir
 from fractune_core.files.bundles import Bundle
 from fractune_core.host.cgroups import ROOT, LimitFiles, Quota, tightest_quota
 from fractune_core.host.cpu_topology import CpuTopology, cpu_list
-from fractune_core.host.threads import with_denormals
 from fractune_core.share_kinds import CPU, kind_of
 from fractune_core.shares import Share
 from fractune_runtime.tvm_runtime import tensors
-from fractune_runtime.tvm_runtime.runtime import Weights, compiler_function, load_runtime
+from fractune_runtime.tvm_runtime.runtime import Weights, compiler_function, load_runtime, with_denormals
 from fractune_runtime.tvm_runtime.tensors import TensorSpec
 from fractune_runtime.tvm_runtime.variants import MISFITS, Variant, load_variant, misfit
 

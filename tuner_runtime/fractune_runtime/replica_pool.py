@@ -21,14 +21,13 @@ from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.host.cgroups import ThrottledSince
-from fractune_core.host.threads import parts
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share, units_text
 from fractune_runtime import choosing
 from fractune_runtime.cpu import ShareHere
 from fractune_runtime.loading import open_bundle
 from fractune_runtime.model import Backend, ShareFollower, backend_for, warn_if_untuned
-from fractune_runtime.runner import begin_in_forked_children, settle, started
+from fractune_runtime.runner import begin_in_forked_children, parts, settle, started
 from fractune_runtime.tvm_runtime.drawing import random_inputs
 from fractune_runtime.tvm_runtime.interface import Interface
 from fractune_runtime.tvm_runtime.variants import Variant

@@ -5,7 +5,10 @@ go to one thread. However many threads a program has, it has one pool of the sha
 caller's affinity stays unchanged, and another share takes only another thread. A hand-over and back costs some 10 to 50
 us. A model of one thread has no pool, so it needs no hand-over: each call runs on the thread of its caller.
 
-Each thread of the pool has CPUs of its own (`parts`), so that no two of them are woken on one.
+A pool that has slept for a while is woken by its first thread, and the kernel may put two of its threads on one CPU. An
+inference ends before the kernel moves one of them, so it takes as long as with one thread fewer. Threads with disjoint
+parts of the CPUs (`parts`) cannot meet. Within its part the kernel chooses, so that a small share of a large host is
+not tied to CPUs that other programs use.
 """
 
 from __future__ import annotations
@@ -18,18 +21,25 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.errors import FractuneError
-from fractune_core.host.threads import parts
+from fractune_core.host.cgroups import ROOT
+from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.share_kinds import CPU, kind_of
 from fractune_runtime.cpu import ShareHere, allowed_cpus
-from fractune_runtime.tvm_runtime.runtime import runtime_library, use_cpus
+from fractune_runtime.tvm_runtime.runtime import runtime_library, tvm_function
 
 _STOP_TIMEOUT_S = 60.0
+_SHARE_ALL_CPUS = -3
+"""TVM's mode of a thread pool with all threads on all CPUs of a list"""
+_TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+"""The function that TVM calls on each thread of a pool: number of the thread, two addresses that are not used here; 0 =
+done"""
 _READ = "_ZN3tvm7runtime9threading14MaxConcurrencyEv"
 _WRITE = "_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"
 """TVM exports these functions by their C++ names only"""
@@ -171,6 +181,34 @@ def _serve(calls: queue.SimpleQueue[_Call | None], threads: int, cpus: tuple[int
         answer.done.release()
         # Objects of this call must not live on until the next call.
         del call, function, answer
+
+
+def parts(cpus: Iterable[int], threads: int, root: Path = ROOT) -> list[tuple[int, ...]]:
+    """The part of `cpus` for each of `threads` threads, which are at most as many as CPUs. The CPUs of one core (by
+    `/sys` below `root`) go to one thread, if the machine has enough cores.
+    """
+    allowed = sorted(cpus)
+    hands = CpuTopology.read(root).cores(allowed)
+    if len(hands) < threads:
+        hands = [[cpu] for cpu in allowed]
+    return [tuple(sorted(cpu for hand in hands[thread::threads] for cpu in hand)) for thread in range(threads)]
+
+
+def use_cpus(parts: Sequence[Sequence[int]]) -> None:
+    """Give the calling thread a pool of as many threads as `parts`, itself the first of them, each on the CPUs of its
+    part. The thread must not have run a model. TVM keeps a pool for each thread that runs models. It cannot grow later:
+    a larger pool takes another thread. If the kernel refuses a part, the thread keeps its CPUs.
+    """
+    # TVM makes a pool with as many threads as named CPUs.
+    tvm_function("runtime.config_threadpool")(_SHARE_ALL_CPUS, len(parts), [str(part[0]) for part in parts])
+
+    # TVM can bind a thread to one CPU or to all, and its environment may forbid that. So each thread does it itself.
+    def place(thread: int, _group: int | None, _data: int | None) -> int:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, parts[thread])
+        return 0
+
+    ctypes.CDLL(runtime_library()).TVMBackendParallelLaunch(_TASK(place), None, len(parts))
 
 
 def settle(threads: int, cpus: tuple[int, ...]) -> None:

@@ -1,5 +1,5 @@
-"""TVM's runtime without TVM's Python package: two shared libraries of its wheel, driven through `tvm_ffi`; and the one
-copy of a bundle's weights.
+"""TVM's runtime without TVM's Python package: two shared libraries of its wheel, driven through `tvm_ffi`; the one
+copy of a bundle's weights, and how a thread computes with denormals.
 
 `import tvm` loads the compiler too, 250 MB of it, and takes a second; a compiled model needs none of that.
 """
@@ -12,16 +12,17 @@ import functools
 import importlib.util
 import mmap
 import os
+import platform
 import threading
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+from fractune_core.analysis.cpu_limits.limits import SPIN_COUNT, SPIN_YIELDS
 from fractune_core.errors import FractuneError
 from fractune_core.files.bundles import WEIGHTS, Bundle
 from fractune_core.files.manifests import ALIGNMENT_BYTES
-from fractune_core.host import threads
 
 _LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
 """the second holds sorting and random numbers, which some models call"""
@@ -46,7 +47,7 @@ def _load_libraries() -> None:
         import tvm_ffi_orcjit  # noqa: F401  registers the loader of object files
     except ImportError as error:
         raise FractuneError(f"running a bundle needs TVM ({error}); {_INSTALL}") from error
-    os.environ.setdefault(threads.SPIN_COUNT, threads.SPIN_YIELDS)
+    os.environ.setdefault(SPIN_COUNT, SPIN_YIELDS)
     for name in _LIBRARIES:
         try:
             ctypes.CDLL(str(_library_folder() / name), ctypes.RTLD_GLOBAL)
@@ -163,11 +164,6 @@ def lasting_bytes(size: int) -> Any:
     return whole[start : start + size]
 
 
-def use_cpus(parts: Sequence[Sequence[int]]) -> None:
-    """As `fractune_core.host.threads.use_cpus`."""
-    threads.use_cpus(parts, tvm_function("runtime.config_threadpool"), ctypes.CDLL(runtime_library()))
-
-
 class Weights:
     """`place` puts tensors on the bundle's device."""
 
@@ -202,3 +198,62 @@ class Weights:
         filled = list(zip(described, rooms, strict=True))
         self._bundle.read_parts(WEIGHTS, ((each["offset"], memoryview(room)) for each, room in filled))
         return [viewed(tvm_ffi.from_dlpack(room), each["shape"], each["dtype"]) for each, room in filled]
+
+
+# The mode of a thread for numbers below the smallest normal one of their type (denormals; of float32 below 1.2e-38).
+#
+# Many processors compute such a number some hundred times slower than another. On x86-64 a thread has a floating-point
+# mode, in which it takes them as zero (denormals are zero) and gives zero for them (flush to zero).
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class _Mode(ctypes.Structure):
+    """The GNU C library's `femode_t` of x86-64."""
+
+    _fields_ = (("x87", ctypes.c_uint16), ("reserved", ctypes.c_uint16), ("mxcsr", ctypes.c_uint32))
+
+
+_DEFAULT = 0x037F, 0, 0x1F80
+"""of a new process: numbers are rounded to the nearest, and no exception is raised"""
+_FLUSH_TO_ZERO, _DENORMALS_ARE_ZERO = 1 << 15, 1 << 6
+_NORMAL = _Mode(*_DEFAULT)
+_FLUSHED = _Mode(*_DEFAULT[:2], _DEFAULT[2] | _FLUSH_TO_ZERO | _DENORMALS_ARE_ZERO)
+
+
+def with_denormals(function: Callable[_P, _T], *, kept: bool) -> Callable[_P, _T]:
+    """`function`, which computes with denormals (`kept`) or takes and gives zero for them, whatever the mode of its
+    caller. The caller's thread is in its own mode again afterwards, also after an exception. No two threads may call it
+    at the same time. On a processor without this mode it is `function` itself.
+    """
+    access = _access()
+    if access is None:
+        return function
+    (read, write), mode = access, ctypes.byref(_NORMAL if kept else _FLUSHED)
+    before = ctypes.byref(_Mode())  # made once: a run of a small model takes microseconds
+
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        read(before)
+        write(mode)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            write(before)
+
+    return call
+
+
+@functools.cache
+def _access() -> tuple[Callable[[Any], None], Callable[[Any], None]] | None:
+    """The C library's functions that read and write the mode of the calling thread."""
+    if platform.machine() != "x86_64":
+        return None
+    try:
+        # Both return at once, so they keep the interpreter's lock.
+        library = ctypes.PyDLL("libm.so.6")
+        read, write = library.fegetmode, library.fesetmode
+    except (OSError, AttributeError):  # another C library than GNU's
+        return None
+    read.restype = write.restype = None  # their result says nothing, and to make a number of it takes time
+    return read, write

@@ -20,6 +20,9 @@ POOL_COST_S = 50e-6
 which wakes the others, and back. 30 to 80 us on two kinds of machines with two cores, more where they are busy."""
 SPIN_S = 0.5e-3
 """in which a thread of the pool spins in wait for more work before it sleeps; measured on an AMD EPYC"""
+SPIN_COUNT, SPIN_YIELDS = "TVM_THREAD_POOL_SPIN_COUNT", "1000"
+"""Spins of a thread of TVM's pool for more work before it sleeps: some 1 ms on a free core, longer than between two
+operators of a model. TVM's own number is 300 times as long, on cores that others need, or the next model"""
 _SLICES = 5
 """in a period, for each of several threads; with fewer, measured latencies are far above the predicted ones"""
 

@@ -18,13 +18,12 @@ from fractune_core.agreement import Verdict, blank_outputs, judge, nothing_shown
 from fractune_core.errors import FractuneError, first_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.checked import Checked
-from fractune_core.host.threads import with_denormals
 from fractune_core.model_inputs import constants_in, fitting_shape, parse_numbers, shapes_in
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_runtime.cpu import OnCpu
 from fractune_runtime.right_outputs import Deadline, Feed, moved_outputs
 from fractune_runtime.tvm_runtime.drawing import accepted_integers, telling_ranges
-from fractune_runtime.tvm_runtime.runtime import load_runtime
+from fractune_runtime.tvm_runtime.runtime import load_runtime, with_denormals
 from fractune_runtime.tvm_runtime.tensors import TensorSpec, specs_of
 from fractune_runtime.tvm_runtime.variants import load_code
 from fractune_workers.children.checking.bisecting import first_different

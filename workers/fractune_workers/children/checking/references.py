@@ -11,9 +11,9 @@ from typing import Any
 import numpy.typing as npt
 
 from fractune_core.errors import BadModel, FractuneError, first_line
-from fractune_core.host.threads import with_denormals
 from fractune_runtime.right_outputs import Feed, Run
 from fractune_runtime.sessions import OnnxRuntimeSession
+from fractune_runtime.tvm_runtime.runtime import with_denormals
 
 Array = npt.NDArray[Any]
 

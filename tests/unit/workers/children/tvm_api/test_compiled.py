@@ -18,8 +18,8 @@ from onnx import helper
 from tvm import te
 from tvm.tirx import PrimFunc
 
-from fractune_core.host.threads import with_denormals
 from fractune_runtime.runner import Runner
+from fractune_runtime.tvm_runtime.runtime import with_denormals
 from fractune_runtime.tvm_runtime.tensors import numpy_dtype
 from fractune_workers.children.compiling.variants import _lowered
 from fractune_workers.children.importing.passes import prepare

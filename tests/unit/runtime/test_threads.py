@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.host import threads
-from fractune_core.host.threads import parts, with_denormals
+from fractune_runtime.runner import parts
+from fractune_runtime.tvm_runtime import runtime
+from fractune_runtime.tvm_runtime.runtime import with_denormals
 from tests.support.denormals import FLUSHING, flushes, read_mxcsr, write_mxcsr
 from tests.support.hardware.cpu_tree import cpus_of
 
@@ -75,12 +76,12 @@ def test_a_processor_or_a_library_without_modes_runs_the_function_as_it_is(
     def missing(_name: str) -> None:
         raise OSError("no such library")
 
-    threads._access.cache_clear()
+    runtime._access.cache_clear()
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr("ctypes.PyDLL", missing)
     assert with_denormals(flushes, kept=False) is flushes
     monkeypatch.undo()
-    threads._access.cache_clear()
+    runtime._access.cache_clear()
 
 
 @pytest.mark.parametrize(
