@@ -39,8 +39,8 @@ demo: setup
 # Most tests share the cores, four more files at a time than there are cores: many tests wait for processes. Those that
 # measure for real come after them: two files at a time, one of which measures while the other waits for its turn, or for
 # something else. tests/support/order.py says in which order the files run.
-SIDE_BY_SIDE := --processes $(shell echo $$(($$(nproc) < 4 ? $$(nproc) + 4 : 8)))
-MEASURING := --processes 2
+SIDE_BY_SIDE := -n $(shell expr $$(nproc) + 4) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+MEASURING := -n 2 --dist loadfile --no-loadscope-reorder
 MEASURE := tests/integration tests/unit/workers/measuring
 
 # Both halves run, so that a failure of the first does not hide those of the second.

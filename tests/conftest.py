@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.support.order import file_of, mixed
+from tests.support.order import mixed
 
 if TYPE_CHECKING:
     from tests.support.processes.postgres_process import Postgres
-
-pytest_plugins = ("tests.support.side_by_side",)
 
 # The tests start hundreds of Python processes: what they import is compiled once and not in each of them.
 sys.dont_write_bytecode = False
@@ -72,17 +70,12 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The tests of a file stay together, in their order."""
-    place = {file: at for at, file in enumerate(mixed(dict.fromkeys(file_of(item.nodeid) for item in items)))}
-    items.sort(key=lambda item: place[file_of(item.nodeid)])
+    place = {file: at for at, file in enumerate(mixed(dict.fromkeys(map(_file_of, items))))}
+    items.sort(key=lambda item: place[_file_of(item)])
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> None:
-    """All processes of a run have one keeper of ready-made ones: it takes a second of imports."""
-    if session.config.option.processes > 1:
-        from tests.support.processes.ready_made import keeper
-
-        keeper()
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(wrapper=True)

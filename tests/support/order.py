@@ -24,7 +24,3 @@ def mixed(files: Iterable[str]) -> list[str]:
 def _places(files: Sequence[str]) -> list[tuple[float, str]]:
     """Each file with its place between 0 and 1."""
     return [((at + 0.5) / len(files), file) for at, file in enumerate(files)]
-
-
-def file_of(nodeid: str) -> str:
-    return nodeid.partition("::")[0]

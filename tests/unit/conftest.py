@@ -15,7 +15,6 @@ import redis
 
 from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import running_redis
-from tests.support.side_by_side import FOLDER
 
 _MAKER = "tests.support.real_bundle"
 BUNDLES = ("small", "by_machine", "encoders", "denormals", "parts", "fused", "listener")
@@ -97,12 +96,12 @@ def fused(tmp_path_factory: pytest.TempPathFactory) -> FusedVariants:
 
 
 def _compiled(what: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In a process of its own: the tests of inference run without the compiler. Once for all processes of a run, where
+    """In a process of its own: the tests of inference run without the compiler. Once for all workers of a run, where
     one process compiles whatever they may ask for: most of its time goes into imports.
     """
     base, kinds = tmp_path_factory.getbasetemp(), [what]
-    if FOLDER in os.environ:
-        base, kinds = Path(os.environ[FOLDER]), list(BUNDLES)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base, kinds = base.parent, list(BUNDLES)
     with (base / f"{kinds[0]}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (base / what).exists():

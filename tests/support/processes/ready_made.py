@@ -57,7 +57,7 @@ class ReadyMade:
         self._news, told = os.pipe()
         outputs = [_STDOUT if stdout is None else stdout.fileno(), _STDERR if stderr is None else stderr.fileno()]
         with OWN_NETWORK.open("rb") as network:
-            socket.send_fds(keeper(), [request.encode()], [told, *outputs, network.fileno()])
+            socket.send_fds(_keeper(), [request.encode()], [told, *outputs, network.fileno()])
         os.close(told)
         self.pid = self._next_number()
         self.returncode: int | None = None
@@ -92,7 +92,7 @@ class ReadyMade:
 
 
 @functools.cache
-def keeper() -> socket.socket:
+def _keeper() -> socket.socket:
     """A connection to the process that is kept, which ends with it."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
