@@ -29,18 +29,10 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.blobs import add_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, mark
-from fractune_core.fleet.messages import (
-    CPU_BATCH,
-    ArtifactItem,
-    BuildWork,
-    CandidateItem,
-    MeasureWork,
-    WorkerInfo,
-    cancelled_by,
-)
+from fractune_core.fleet.messages import CPU_BATCH, BuildWork, CandidateItem, MeasureWork, WorkerInfo, cancelled_by
 from fractune_core.fleet.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
 from fractune_core.names import UNTUNED_VARIANT
-from fractune_core.records import Kind, Status, candidate_id
+from fractune_core.records import ArtifactItem, Kind, Status, candidate_id
 from fractune_workers.context import WorkCounts
 from tests.support.processes.made_up import DEVICE, TARGET, VERSIONS, granted, made_up_record
 from tests.support.secret import SECRET

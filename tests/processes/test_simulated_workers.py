@@ -17,9 +17,9 @@ import redis
 from benchmarks.support.simulated_workers import ARTIFACT, SHARE, FleetLife, SimulatedWorker
 from fractune_core.codec.plain_json import to_dict
 from fractune_core.fleet.blobs import put_signed_blob
-from fractune_core.fleet.messages import CPU_BATCH, ArtifactItem, CandidateItem
+from fractune_core.fleet.messages import CPU_BATCH, CandidateItem
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, tune_queue, workload_blob
-from fractune_core.records import Status, candidate_id
+from fractune_core.records import ArtifactItem, Status, candidate_id
 from fractune_core.shares import Share
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.builder_process import BuiltCandidate

@@ -9,7 +9,6 @@ import redis
 
 from fractune_core.fleet import redis_names
 from fractune_core.fleet.messages import (
-    ArtifactItem,
     BuildWork,
     CandidateItem,
     IngestWork,
@@ -22,7 +21,7 @@ from fractune_core.fleet.messages import (
     WorkRound,
 )
 from fractune_core.fleet.signed_messages import seal_event, seal_replayed
-from fractune_core.records import Kind, TuningRecord
+from fractune_core.records import ArtifactItem, Kind, TuningRecord
 from tests.support.processes.made_up import DEVICE, made_up_record
 from tests.support.samples import WORKLOAD
 from tests.support.secret import SECRET

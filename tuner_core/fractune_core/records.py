@@ -154,6 +154,20 @@ def record_id(round_id: str, candidate: str, share: str) -> str:
 
 
 @dataclass(frozen=True)
+class ArtifactItem(JsonObject):
+    """A candidate, and how its build ended. A failed build has no artifact: a measurer only writes its record."""
+
+    candidate: str
+    trace: str
+    status: Status
+    """OK, or how the build failed"""
+    cause: str = ""
+    build_secs: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
+    """what made the code, beside TVM, for the record: `compiler`"""
+
+
+@dataclass(frozen=True)
 class TuningRecord(JsonObject):
     """One measurement. Times in seconds; `measured_at` in seconds since 1970, UTC."""
 

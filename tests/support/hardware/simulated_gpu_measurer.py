@@ -18,9 +18,9 @@ from fractune_core.analysis.roofline import Roof
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import redis_names
 from fractune_core.fleet.blobs import get_signed_blob
-from fractune_core.fleet.messages import ArtifactItem, MeasureWork, TimeModelWork, trial_of
+from fractune_core.fleet.messages import MeasureWork, TimeModelWork, trial_of
 from fractune_core.names import UNTUNED_VARIANT, WITH_ATTENTION, plain_variant
-from fractune_core.records import UNTUNED, Kind, Status, TuningRecord, record_id
+from fractune_core.records import UNTUNED, ArtifactItem, Kind, Status, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
 from fractune_workers.children.tvm_api.artifacts import unpack
 from tests.support.hardware.cubins import cubin_arch, cubins_in

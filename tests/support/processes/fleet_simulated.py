@@ -33,7 +33,6 @@ from fractune_core.fleet import redis_names
 from fractune_core.fleet.blobs import get_blob, get_signed_blob, has_blob, put_blob, put_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, is_marked, mark
 from fractune_core.fleet.messages import (
-    ArtifactItem,
     BuildWork,
     CandidateItem,
     CompileWork,
@@ -47,7 +46,7 @@ from fractune_core.fleet.messages import (
 )
 from fractune_core.fleet.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
 from fractune_core.fleet.worker_entries import drop_entry, put_entry
-from fractune_core.records import UNTUNED, Kind, Status, candidate_id
+from fractune_core.records import UNTUNED, ArtifactItem, Kind, Status, candidate_id
 from fractune_core.shares import GrantedShare, Share
 from fractune_core.workloads import DIRECT, text_of
 from fractune_workers.context import WorkCounts

@@ -22,7 +22,7 @@ from fractune_core.errors import FractuneError
 from fractune_core.files.sealed import SealedFile, write_sealed
 from fractune_core.names import digest_of
 from fractune_core.operators import check_operator
-from fractune_core.records import UNTUNED, Status, candidate_id
+from fractune_core.records import UNTUNED, ArtifactItem, Status, candidate_id
 from fractune_core.targets import read_attributes, target_key
 from fractune_core.workloads import check_workload
 
@@ -61,18 +61,6 @@ class PackManifest(JsonObject):
 
 
 @dataclass(frozen=True)
-class PackedCandidate(JsonObject):
-    """A candidate, and how its build ended; only Status.OK has code."""
-
-    candidate: str
-    trace: str
-    status: Status
-    cause: str = ""
-    build_secs: float = 0.0
-    versions: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class PackedOperator(JsonObject):
     """An operator and its candidates in the order of measuring; the first is the untuned default."""
 
@@ -84,7 +72,7 @@ class PackedOperator(JsonObject):
     """how often it occurs in the model"""
     args_info: list[Any]
     """descriptions of its arguments (`traces.args_of`). Their contents follow from a seed."""
-    candidates: list[PackedCandidate]
+    candidates: list[ArtifactItem]
 
 
 class Pack(SealedFile):

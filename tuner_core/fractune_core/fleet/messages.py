@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from fractune_core.fleet.redis_names import PROTOCOL
 from fractune_core.names import check_tenant
-from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord, record_id
+from fractune_core.records import ArtifactItem, Kind, Status, TimingPolicy, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
 from fractune_core.spending import WorkCost
 from fractune_core.targets import is_cuda
@@ -212,18 +212,6 @@ class BuildWork(RoundWork):
     reply: str
     """stream for the results"""
     task: Literal["build"] = "build"
-
-
-@dataclass(frozen=True)
-class ArtifactItem:
-    candidate: str
-    trace: str
-    status: Status
-    """OK, or how the build failed. A failed build has no artifact, and the measurer only writes the record."""
-    cause: str = ""
-    build_secs: float = 0.0
-    versions: dict[str, str] = field(default_factory=dict)
-    """what made the code, beside TVM, for the record: `compiler`"""
 
 
 @dataclass(frozen=True, kw_only=True)

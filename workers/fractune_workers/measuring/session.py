@@ -29,12 +29,13 @@ from fractune_core.codec.plain_json import from_json
 from fractune_core.disturbed import TRIES
 from fractune_core.errors import FractuneError
 from fractune_core.files.bundles import Bundle
-from fractune_core.fleet.messages import ArtifactItem, MeasureWork, work_record
+from fractune_core.fleet.messages import MeasureWork, work_record
 from fractune_core.records import (
     FIRST_POLICY,
     TRIAL_POLICY,
     VALIDATION_POLICY,
     WARM,
+    ArtifactItem,
     Disturbance,
     Status,
     TimingPolicy,

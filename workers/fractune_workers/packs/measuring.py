@@ -32,12 +32,12 @@ from typing import IO, Any, TypeVar
 
 from fractune_core.codec.plain_json import checked, read_json
 from fractune_core.errors import BadRequest, ShareUnavailable, StateUnusable
-from fractune_core.files.packs import ANCHOR, LOOP, Pack, PackedCandidate, PackedOperator
+from fractune_core.files.packs import ANCHOR, LOOP, Pack, PackedOperator
 from fractune_core.files.sealed import MANIFEST
-from fractune_core.fleet.messages import ArtifactItem, MeasureWork, TargetOperator, WorkRound
+from fractune_core.fleet.messages import MeasureWork, TargetOperator, WorkRound
 from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.names import DEFAULT_TENANT, digest_of
-from fractune_core.records import Kind, Status, TuningRecord
+from fractune_core.records import ArtifactItem, Kind, Status, TuningRecord
 from fractune_core.shares import Device, Share
 from fractune_core.workloads import DIRECT, implementation_of
 from fractune_workers.gpu.nvml import UNKNOWN_CLOCKS, GpuClock
@@ -285,7 +285,7 @@ def unpack(pack: Pack, folder: Path) -> None:
         path.write_bytes(pack.host_kernel(name))
 
 
-def batch_of(pack: Pack, operator: PackedOperator, candidates: Iterable[PackedCandidate]) -> ArtifactBatch:
+def batch_of(pack: Pack, operator: PackedOperator, candidates: Iterable[ArtifactItem]) -> ArtifactBatch:
     """Those of the operator's candidates that could be built. Raises BadBundle."""
     built = {each.candidate: each.trace for each in candidates if each.status is Status.OK}
     codes = {name: pack.code(name) for name in built}
@@ -366,7 +366,7 @@ class _Run:
             return False
         return True
 
-    def _trials(self, place: _Place, operator: PackedOperator, candidates: Sequence[PackedCandidate]) -> None:
+    def _trials(self, place: _Place, operator: PackedOperator, candidates: Sequence[ArtifactItem]) -> None:
         untuned = operator.candidates[0]
         todo = self._missing(Kind.TRIAL, place, candidates)
         batch = batch_of(self._pack, operator, [untuned, *todo])
@@ -389,7 +389,7 @@ class _Run:
             measure = validation(place.session, batch, untuned.candidate)
             self._measure(Kind.VALIDATION, place, operator, finalists, batch, measure)
 
-    def _finalists(self, operator: PackedOperator) -> list[PackedCandidate]:
+    def _finalists(self, operator: PackedOperator) -> list[ArtifactItem]:
         """The best few of each share."""
         found: dict[str, None] = {}
         for place in self._places:
@@ -411,7 +411,7 @@ class _Run:
         best_s = min(self._fastest_s(place, operator) for place in self._places)
         return 0.0 if best_s == math.inf else best_s
 
-    def _missing(self, kind: Kind, place: _Place, candidates: Iterable[PackedCandidate]) -> list[PackedCandidate]:
+    def _missing(self, kind: Kind, place: _Place, candidates: Iterable[ArtifactItem]) -> list[ArtifactItem]:
         return [each for each in candidates if _Key(kind, each.candidate, place.share) not in self._times.records]
 
     def _measure(
@@ -419,7 +419,7 @@ class _Run:
         kind: Kind,
         place: _Place,
         operator: PackedOperator,
-        candidates: Sequence[PackedCandidate],
+        candidates: Sequence[ArtifactItem],
         batch: ArtifactBatch,
         measure: Callable[[], Mapping[str, Outcome]],
     ) -> None:
@@ -430,7 +430,7 @@ class _Run:
             measured_record(
                 place.session,
                 work,
-                ArtifactItem(each.candidate, each.trace, each.status, each.cause, each.build_secs, each.versions),
+                each,
                 outcomes.get(each.candidate),
                 conditions,
                 slot.co_runners,

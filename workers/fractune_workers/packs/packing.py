@@ -18,11 +18,11 @@ from typing import Any
 from fractune_core import __version__
 from fractune_core.codec.plain_json import from_json
 from fractune_core.errors import BadModel, some_of
-from fractune_core.files.packs import ANCHOR, FORMAT, LOOP, PackedCandidate, PackedOperator, PackManifest, write_pack
+from fractune_core.files.packs import ANCHOR, FORMAT, LOOP, PackedOperator, PackManifest, write_pack
 from fractune_core.files.replacing import replacing_file
 from fractune_core.fleet.messages import CandidateItem, OperatorItem, PastTrial
 from fractune_core.jobs import is_among
-from fractune_core.records import UNTUNED, Status, candidate_id
+from fractune_core.records import UNTUNED, ArtifactItem, Status, candidate_id
 from fractune_core.targets import with_cores
 from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess, build_failure
 from fractune_workers.calibration.candidates import BuildCores, ChildThread, running
@@ -176,24 +176,24 @@ class _Builder:
         """The operator's arguments."""
         return self.thread.submit(lambda: retry_if_killed(lambda: self._learn(item)))
 
-    def build(self, item: OperatorItem, candidate: str, trace: str) -> Future[tuple[PackedCandidate, bytes]]:
+    def build(self, item: OperatorItem, candidate: str, trace: str) -> Future[tuple[ArtifactItem, bytes]]:
         """The candidate and its code; a failed build is a result too, without code."""
         return self.thread.submit(lambda: self._build(item, candidate, trace))
 
-    def _build(self, item: OperatorItem, candidate: str, trace: str) -> tuple[PackedCandidate, bytes]:
+    def _build(self, item: OperatorItem, candidate: str, trace: str) -> tuple[ArtifactItem, bytes]:
         limit_cpu_s = _LIMIT_UNTUNED_CPU_S if trace == UNTUNED else LIMIT_CPU_S
 
-        def build() -> tuple[PackedCandidate, bytes]:
+        def build() -> tuple[ArtifactItem, bytes]:
             self._learn(item)
             built = self._process.build(item.workload_hash, self._target, trace, limit_cpu_s)
             facts = (built.status, built.cause, built.build_secs, built.versions)
-            return PackedCandidate(candidate, trace, *facts), built.code
+            return ArtifactItem(candidate, trace, *facts), built.code
 
         try:
             with self._build_cores.computing(self._process.child):
                 return retry_if_killed(build)
         except CALL_ERRORS as error:
-            return PackedCandidate(candidate, trace, *build_failure(error)), b""
+            return ArtifactItem(candidate, trace, *build_failure(error)), b""
 
     def _learn(self, item: OperatorItem) -> list[Any]:
         return self._process.learn(item.workload_hash, self._target, lambda: item.workload)

@@ -11,9 +11,9 @@ from typing import Any
 
 from fractune_core.errors import as_message
 from fractune_core.fleet.blobs import has_blob
-from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork
+from fractune_core.fleet.messages import BuildWork, CandidateItem, MeasureWork
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, kernel_blob, measure_queue
-from fractune_core.records import UNTUNED, Kind, Status
+from fractune_core.records import UNTUNED, ArtifactItem, Kind, Status
 from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess, BuiltCandidate, build_failure
 from fractune_workers.child.errors import CALL_ERRORS, retry_if_killed
 from fractune_workers.context import WorkerContext

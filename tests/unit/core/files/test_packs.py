@@ -12,17 +12,8 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import BadBundle
-from fractune_core.files.packs import (
-    ANCHOR,
-    FORMAT,
-    LOOP,
-    Pack,
-    PackedCandidate,
-    PackedOperator,
-    PackManifest,
-    write_pack,
-)
-from fractune_core.records import UNTUNED, Status, candidate_id
+from fractune_core.files.packs import ANCHOR, FORMAT, LOOP, Pack, PackedOperator, PackManifest, write_pack
+from fractune_core.records import UNTUNED, ArtifactItem, Status, candidate_id
 from fractune_core.targets import target_key
 from fractune_core.workloads import joined_workloads, workload_hash
 from tests.support.client_samples import bundle_bytes
@@ -34,8 +25,8 @@ HASH = workload_hash(WORKLOAD)
 MANIFEST = PackManifest(FORMAT, "m.onnx", TARGET, KEY, 1, "x86_64", ["avx2"], {"tvm": "0.27.0"})
 
 
-def candidate(trace: str, status: Status = Status.OK, **changes: Any) -> PackedCandidate:
-    return PackedCandidate(**{"candidate": candidate_id(HASH, KEY, trace), "trace": trace, "status": status} | changes)
+def candidate(trace: str, status: Status = Status.OK, **changes: Any) -> ArtifactItem:
+    return ArtifactItem(**{"candidate": candidate_id(HASH, KEY, trace), "trace": trace, "status": status} | changes)
 
 
 OPERATOR = PackedOperator(

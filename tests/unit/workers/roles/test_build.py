@@ -16,10 +16,10 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.errors import BadRequest
 from fractune_core.fleet.blobs import drop_blobs, has_blob, put_signed_blob
-from fractune_core.fleet.messages import ArtifactItem, BuiltItem, CandidateItem, MeasureWork, TargetOperator
+from fractune_core.fleet.messages import BuiltItem, CandidateItem, MeasureWork, TargetOperator
 from fractune_core.fleet.redis_names import artifact_blob, kernel_blob, measure_queue, workload_blob
 from fractune_core.fleet.signed_messages import open_work
-from fractune_core.records import Kind, Status
+from fractune_core.records import ArtifactItem, Kind, Status
 from fractune_workers.builder_process import BuiltCandidate
 from fractune_workers.child import Child
 from fractune_workers.child.errors import TRIES

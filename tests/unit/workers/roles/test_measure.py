@@ -19,9 +19,9 @@ from benchmarks.support.role_threads import Cores, Rates, RoleThread
 from benchmarks.support.timed_gpu import TimedGpu
 from fractune_core.analysis.roofline import Roof
 from fractune_core.fleet.blobs import put_signed_blob
-from fractune_core.fleet.messages import ArtifactItem, TargetOperator
+from fractune_core.fleet.messages import TargetOperator
 from fractune_core.fleet.redis_names import artifact_blob
-from fractune_core.records import Status, candidate_id
+from fractune_core.records import ArtifactItem, Status, candidate_id
 from fractune_core.shares import Share
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.context import WorkerContext
