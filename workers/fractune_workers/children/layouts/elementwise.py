@@ -15,7 +15,13 @@ from fractune_workers.children.layouts.kernels import direct
 from fractune_workers.children.layouts.kernels.blocks import Blocks, pack
 from fractune_workers.children.layouts.kernels.direct import Window
 from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, Planner, is_image
-from fractune_workers.children.rewriting.expressions import ELEMENTWISE, OPAQUE, bound_call, operator_of, shape_of
+from fractune_workers.children.rewriting.expressions import (
+    ELEMENTWISE,
+    bound_call,
+    finished_kernel,
+    operator_of,
+    shape_of,
+)
 
 _MOST_TAPS = 49
 """of a pooling window that is written out"""
@@ -115,8 +121,7 @@ def _kernel(groups: int, source: Blocks, made: Blocks, dtype: str) -> Any:
     sch = Schedule(moved)
     n, k, *_ = sch.get_loops(sch.get_sblock("shuffle", "main"))
     sch.parallel(sch.fuse(n, k))
-    nameless = sch.mod["main"].without_attr("global_symbol")
-    return nameless.with_attrs({**OPAQUE, "tirx.is_scheduled": True})
+    return finished_kernel(sch)
 
 
 UNARY_OF_CHANNELS = frozenset(["exp", "log", "nn.softplus", "rsqrt", "sqrt"])

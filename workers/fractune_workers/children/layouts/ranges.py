@@ -18,7 +18,7 @@ from fractune_workers.children.layouts import elementwise
 from fractune_workers.children.layouts.kernels.blocks import Blocks
 from fractune_workers.children.layouts.planner import Made, MadeOrPlain, Planner
 from fractune_workers.children.layouts.quantized import called
-from fractune_workers.children.rewriting.expressions import OPAQUE, operator_of, shape_of
+from fractune_workers.children.rewriting.expressions import finished_kernel, operator_of, shape_of
 
 _FLOAT = "float32"
 _SMALLEST, _LARGEST = 0, 1
@@ -115,8 +115,7 @@ def _kernel(shape: tuple[int, ...], split: int, blocks: Blocks | None) -> Any:
         sch.parallel(sch.get_loops(sch.get_sblock("parts", "main"))[0])
     _vectorize(sch, "by_lane", 2)
     _vectorize(sch, "parts", 1)
-    nameless = sch.mod["main"].without_attr("global_symbol")
-    return nameless.with_attrs({**OPAQUE, "tirx.is_scheduled": True})
+    return finished_kernel(sch)
 
 
 def _divisor(extent: int, most: int) -> int:

@@ -17,6 +17,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from fractune_workers.children.rewriting.expressions import (
     bits_of,
     has_fixed_shapes,
+    legalized_by_tvm,
     operator_of,
     relax_functions,
     rewritten,
@@ -31,7 +32,7 @@ _ALIGNMENT_BITS = 64 * 8
 
 def kept(builder: relax.BlockBuilder, call: Any) -> Any:
     """Legalize `relax.concat`; a call whose parts are aligned slices of its result stays unchanged."""
-    return call if _has_slices(call) else _kernel(builder, call)
+    return call if _has_slices(call) else legalized_by_tvm(builder, call)
 
 
 def settled(mod: tvm.IRModule) -> tvm.IRModule:
@@ -75,11 +76,6 @@ def _has_slices(call: Any) -> bool:
     return prod(shape[:axis]) == 1 and all(bits_of(part) % _ALIGNMENT_BITS == 0 for part in parts.fields[:-1])
 
 
-def _kernel(builder: relax.BlockBuilder, call: Any) -> Any:
-    """TVM's own."""
-    return tvm.ir.Op.get(CONCAT).get_attr("FLegalize")(builder, call)
-
-
 @mutator
 class _Settler(PyExprMutator):
     def __init__(self, mod: tvm.IRModule, in_place: set[Any]) -> None:
@@ -89,4 +85,4 @@ class _Settler(PyExprMutator):
     def visit_call_(self, call: Any) -> Any:
         visited = super().visit_call_(call)
         needs_kernel = operator_of(call) == _CONCAT and call not in self._in_place
-        return _kernel(self.builder_, visited) if needs_kernel else visited
+        return legalized_by_tvm(self.builder_, visited) if needs_kernel else visited

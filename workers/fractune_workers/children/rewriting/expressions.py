@@ -23,6 +23,7 @@ TAKES_AN_EPILOGUE = {"op_pattern": 4}
 with this attribute are never fused. TVM sets it by itself for a kernel of one block."""
 OPAQUE = {"op_pattern": 8}
 """attribute of a kernel, TVM's kOpaque: nothing is fused with the kernel"""
+_SCHEDULED = "tirx.is_scheduled"
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
@@ -74,7 +75,17 @@ def bindings_of(function: Any) -> list[Any]:
 
 def is_scheduled(function: Any) -> bool:
     """Whether a TIR function is marked as scheduled."""
-    return bool(function.attrs and function.attrs.get("tirx.is_scheduled", False))
+    return bool(function.attrs and function.attrs.get(_SCHEDULED, False))
+
+
+def finished_kernel(sch: Any) -> Any:
+    """The kernel of a schedule as one that nothing is fused with, nor scheduled again."""
+    return sch.mod["main"].without_attr("global_symbol").with_attrs({**OPAQUE, _SCHEDULED: True})
+
+
+def legalized_by_tvm(builder: relax.BlockBuilder, call: Any) -> Any:
+    """The call as TVM itself legalizes it."""
+    return call.op.get_attr("FLegalize")(builder, call)
 
 
 def rewritten(mod: tvm.IRModule, rewriter: Any) -> tvm.IRModule:

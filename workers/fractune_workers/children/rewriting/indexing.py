@@ -15,19 +15,16 @@ import tvm
 import tvm_ffi
 from tvm import relax, te, tirx
 
+from fractune_workers.children.rewriting.expressions import legalized_by_tvm
+
 _UNCHECKED = "fast"
 """TVM's mode of `take` for indices that are right; its other modes stay inside the tensor"""
-
-
-def _legalized(builder: Any, call: Any) -> Any:
-    """The call as TVM makes a kernel of it."""
-    return call.op.get_attr("FLegalize")(builder, call)
 
 
 def _take(builder: Any, call: Any) -> Any:
     data, indices = call.args
     if call.attrs.mode != _UNCHECKED or not isinstance(indices.ty, relax.TensorType):
-        return _legalized(builder, call)
+        return legalized_by_tvm(builder, call)
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(data.ty.shape)
     count = len(indices.ty.shape)
 
@@ -175,7 +172,7 @@ def _places(builder: Any, data: Any, indices: Any, axes: Sequence[int], *, wraps
 
 def _scattered(builder: Any, call: Any, operands: Sequence[Any]) -> Any:
     """TVM's kernel with these operands, without its stores outside of the tensor."""
-    made = _legalized(builder, relax.Call(call.op, operands, call.attrs))
+    made = legalized_by_tvm(builder, relax.Call(call.op, operands, call.attrs))
     kernel = made.args[0]
     builder.update_func(kernel, tvm_ffi.structural_map(builder.get()[kernel], (tirx.BufferStore, _guarded)))
     return made
@@ -204,7 +201,9 @@ def _regions(builder: Any, call: Any) -> Any:
 
         return te.compute(regions.shape, element, name="images")
 
-    return _legalized(builder, relax.Call(call.op, [data, builder.emit(builder.call_te(images, regions))], call.attrs))
+    return legalized_by_tvm(
+        builder, relax.Call(call.op, [data, builder.emit(builder.call_te(images, regions))], call.attrs)
+    )
 
 
 def _reverse_sequence(builder: Any, call: Any) -> Any:
@@ -215,7 +214,9 @@ def _reverse_sequence(builder: Any, call: Any) -> Any:
     def clamped(lengths: te.Tensor) -> te.Tensor:
         return te.compute(lengths.shape, lambda *at: _limited(lengths(*at), most), name="clamped")
 
-    return _legalized(builder, relax.Call(call.op, [data, builder.emit(builder.call_te(clamped, lengths))], call.attrs))
+    return legalized_by_tvm(
+        builder, relax.Call(call.op, [data, builder.emit(builder.call_te(clamped, lengths))], call.attrs)
+    )
 
 
 def _limited(value: Any, most: Any) -> Any:

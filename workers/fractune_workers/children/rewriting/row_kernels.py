@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import te, topi
 
-from fractune_workers.children.rewriting.expressions import TAKES_AN_EPILOGUE
+from fractune_workers.children.rewriting.expressions import TAKES_AN_EPILOGUE, legalized_by_tvm
 
 _WHOLE, _HALF, _LONG = 16, 8, 24
 """Numbers of the widest vector, and of one that is wide enough. Rows that the second divides are not copied, nor are
@@ -119,7 +119,7 @@ def _legalized_softmax(builder: Any, call: Any) -> Any:
 
 def _legalized_log_softmax(builder: Any, call: Any) -> Any:
     if not _is_rows(call, [call.attrs.axis]):
-        return tvm.ir.Op.get("relax.nn.log_softmax").get_attr("FLegalize")(builder, call)
+        return legalized_by_tvm(builder, call)
     hint = {"primfunc_name_hint": "log_softmax", "primfunc_attrs": TAKES_AN_EPILOGUE}
     return builder.call_te(log_softmax, call.args[0], **hint)
 
@@ -127,14 +127,14 @@ def _legalized_log_softmax(builder: Any, call: Any) -> Any:
 def _legalized_layer_norm(builder: Any, call: Any) -> Any:
     attrs = call.attrs
     if not _is_rows(call, attrs.axes) or (attrs.center and not attrs.scale):
-        return tvm.ir.Op.get("relax.nn.layer_norm").get_attr("FLegalize")(builder, call)
+        return legalized_by_tvm(builder, call)
     parameters = call.args[1 : 1 + bool(attrs.scale) + bool(attrs.center)]
     return _normalised(builder, layer_norm, call, parameters)
 
 
 def _legalized_rms_norm(builder: Any, call: Any) -> Any:
     if not _is_rows(call, call.attrs.axes):
-        return tvm.ir.Op.get("relax.nn.rms_norm").get_attr("FLegalize")(builder, call)
+        return legalized_by_tvm(builder, call)
     return _normalised(builder, rms_norm, call, call.args[1:])
 
 

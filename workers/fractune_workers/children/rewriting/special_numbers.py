@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tvm import te, tirx, topi
 
-from fractune_workers.children.rewriting.expressions import has_fixed_shapes, is_constant, shape_of
+from fractune_workers.children.rewriting.expressions import has_fixed_shapes, is_constant, legalized_by_tvm, shape_of
 
 _Legalization = Callable[[Any, Any], Any]
 _FOLDED = {"add": topi.add, "divide": topi.divide, "multiply": topi.multiply, "subtract": topi.subtract}
@@ -27,10 +27,6 @@ _LARGEST = 2**63 - 1
 def is_nan(value: Any) -> Any:
     """Whether a number of a kernel is NaN. TVM has no `isnan` of bfloat16."""
     return tirx.isnan(value.astype("float32") if str(value.ty.dtype) == "bfloat16" else value)
-
-
-def _by_tvm(builder: Any, call: Any) -> Any:
-    return call.op.get_attr("FLegalize")(builder, call)
 
 
 def _is_float(value: Any) -> bool:
@@ -45,7 +41,7 @@ def _is_zero(operand: Any) -> bool:
 def _unfolded(builder: Any, call: Any) -> Any:
     """A constant zero is an argument of the kernel."""
     if not any(map(_is_zero, call.args)):
-        return _by_tvm(builder, call)
+        return legalized_by_tvm(builder, call)
     return _with_arguments(builder, call)
 
 
@@ -65,7 +61,7 @@ def _where(builder: Any, call: Any) -> Any:
     """A constant integer is a number of the kernel: what keeps a division from 0 does so on random arguments too."""
     condition, *sides = call.args
     if _is_float(call) or not has_fixed_shapes(call) or not any(map(_is_integer, sides)):
-        return _by_tvm(builder, call)
+        return legalized_by_tvm(builder, call)
     shape, dtype = shape_of(call), str(call.ty.dtype)
 
     def where(condition: te.Tensor, *sides: Any) -> te.Tensor:
@@ -91,7 +87,7 @@ def _extreme(kind: type, name: str) -> _Legalization:
 
     def legalized(builder: Any, call: Any) -> Any:
         if not _is_float(call) or not has_fixed_shapes(call):
-            return _by_tvm(builder, call)
+            return legalized_by_tvm(builder, call)
         left, right = call.args
         if _is_number(right):
             left, right = right, left
@@ -157,7 +153,7 @@ def _clip(builder: Any, call: Any) -> Any:
 def _clipped(builder: Any, call: Any, low: float, high: float | None, name: str) -> Any:
     """NaN stays NaN."""
     if not _is_float(call):
-        return _by_tvm(builder, call)
+        return legalized_by_tvm(builder, call)
     dtype = str(call.ty.dtype)
 
     def clip(data: te.Tensor) -> te.Tensor:
@@ -173,7 +169,7 @@ def _clipped(builder: Any, call: Any, low: float, high: float | None, name: str)
 def _cast(builder: Any, call: Any) -> Any:
     """To bfloat16, rounded to the nearest or else to even: the bits that it lacks are 0 before the cast."""
     if str(call.ty.dtype) != "bfloat16" or str(call.args[0].ty.dtype) in ("bfloat16", "bool"):
-        return _by_tvm(builder, call)
+        return legalized_by_tvm(builder, call)
 
     def cast(data: te.Tensor) -> te.Tensor:
         def element(*at: Any) -> Any:

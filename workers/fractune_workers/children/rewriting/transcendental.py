@@ -23,7 +23,13 @@ import tvm_ffi
 from tvm import te, tirx
 from tvm.ir import Call
 
-from fractune_workers.children.rewriting.expressions import TAKES_AN_EPILOGUE, has_fixed_shapes, numbers_of, shape_of
+from fractune_workers.children.rewriting.expressions import (
+    TAKES_AN_EPILOGUE,
+    has_fixed_shapes,
+    legalized_by_tvm,
+    numbers_of,
+    shape_of,
+)
 
 SHORT = ("float16", "bfloat16")
 _WIDE = "float64"
@@ -179,7 +185,7 @@ def _power(powers: dict[float, Callable[[Any], Any]]) -> Callable[[Any, Any], An
         numbers = numbers_of(builder, exponent) if fixed else None
         known = powers.get(float(numbers.item())) if numbers is not None and numbers.size == 1 else None
         if known is None or "float" not in str(call.ty.dtype):
-            return call.op.get_attr("FLegalize")(builder, call)
+            return legalized_by_tvm(builder, call)
         return of_elements(lambda x: let(x, known), "power")(builder, call)
 
     return legalized

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -199,7 +198,7 @@ def widened(convert: Converter, node: OnnxNode) -> Any:
         node.emit(relax.op.astype(each, _WIDE)) if each is not None and _is_half(each) else each
         for each in map(node.optional, range(len(node.inputs)))
     ]
-    made = convert(replace(node, inputs=onnx_frontend.onnx_input(inputs)))
+    made = convert(node.with_inputs(inputs))
     outputs = list(made) if isinstance(made, list | tuple | relax.Tuple) else [made]
     return [_rounded(node, at, node.builder.normalize(each), dtype_of(halves[0])) for at, each in enumerate(outputs)]
 

@@ -5,7 +5,6 @@ to TVM's converter; others are converted here, or refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 import tvm
 from onnx import helper
 from tvm import relax, tirx
-from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.operators.corrected_resize import RESIZE
@@ -32,8 +30,6 @@ from fractune_workers.children.rewriting.expressions import is_constant
 
 _MOST_POWER = 63
 _SQUARE = 2
-_CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
-"""by the number of axes"""
 _MOST_OF_MISH = 30
 """from which on Mish is the number itself"""
 _LEAST_DEVIATION = 1e-9
@@ -110,7 +106,7 @@ def _by_safe_divisor(node: OnnxNode) -> Any:
     if not dtype.startswith("u"):
         unsafe = relax.op.logical_or(unsafe, relax.op.equal(y, relax.const(-1, dtype)))
     safe = node.emit(relax.op.where(unsafe, relax.const(1, dtype), y))
-    return node.emit(replace(node, inputs=onnx_frontend.onnx_input([node.input(0), safe])).by_tvm())
+    return node.emit(node.with_inputs([node.input(0), safe]).by_tvm())
 
 
 def _mod(node: OnnxNode) -> Any:
@@ -204,69 +200,6 @@ def _space_to_depth(node: OnnxNode) -> Any:
     return relax.op.reshape(node.emit(ordered), [batch, channels * size * size, height // size, width // size])
 
 
-def _conv_transpose(node: OnnxNode) -> Any:
-    """With `output_shape`, the padding follows from it."""
-    attributes = dict(node.attributes)
-    wanted = attributes.pop("output_shape", None)
-    if not wanted:
-        made = _unstrided(node)
-        return node.by_tvm() if made is None else made
-    sizes, kernel = shape_of(node.input(0))[2:], shape_of(node.input(1))[2:]
-    ones, zeros = [1] * len(sizes), [0] * len(sizes)
-    strides, dilations = attributes.get("strides", ones), attributes.get("dilations", ones)
-    extra = attributes.get("output_padding", zeros)
-    totals = [
-        stride * (size - 1) + more + (length - 1) * dilation + 1 - out
-        for stride, size, more, length, dilation, out in zip(
-            strides, sizes, extra, kernel, dilations, wanted[-len(sizes) :], strict=True
-        )
-    ]
-    if min(totals) < 0:
-        raise node.refused(f"output_shape={list(wanted)} is larger than its input makes it; export it with padding")
-    less = [total // 2 for total in totals]
-    more = [total - half for total, half in zip(totals, less, strict=True)]
-    upper = attributes.pop("auto_pad", b"NOTSET") == b"SAME_UPPER"
-    attributes["pads"] = (*less, *more) if upper else (*more, *less)
-    return node.by_tvm(attributes)
-
-
-def _unstrided(node: OnnxNode) -> relax.Expr | None:
-    """A transposed convolution by steps of 1 is a convolution with the weights turned around, which has faster kernels;
-    None for another one.
-    """
-    weights, kernel = node.constant(1), shape_of(node.input(1))[2:]
-    ones, zeros = [1] * len(kernel), [0] * len(kernel)
-    steps = [
-        *node.attributes.get("strides", ones),
-        *(1 + more for more in node.attributes.get("output_padding", zeros)),
-    ]
-    if weights is None or len(kernel) not in _CONVOLUTIONS or set(steps) != {1}:
-        return None
-    dilations = list(node.attributes.get("dilations", ones))
-    reaches = [by * (length - 1) for by, length in zip(dilations, kernel, strict=True)]
-    pads = [reach - pad for reach, pad in zip(reaches * 2, _transposed_pads(node, reaches), strict=True)]
-    if min(pads) < 0:
-        return None
-    groups, depth = int(node.attributes.get("group", 1)), weights.shape[0]
-    turned = np.flip(weights, tuple(range(2, weights.ndim)))
-    turned = turned.reshape(groups, depth // groups, -1, *kernel).swapaxes(1, 2).reshape(-1, depth // groups, *kernel)
-    convolve, kernels = _CONVOLUTIONS[len(kernel)], relax.const(turned, str(turned.dtype))
-    made = convolve(node.input(0), kernels, padding=pads, dilation=dilations, groups=groups)
-    bias = node.optional(2)
-    if bias is None:
-        return made
-    return relax.op.add(node.emit(made), node.emit(relax.op.reshape(bias, [1, -1, *ones])))
-
-
-def _transposed_pads(node: OnnxNode, reaches: list[int]) -> list[int]:
-    """Before and after all axes, of steps of 1."""
-    auto = text_of(node.attributes.get("auto_pad", "NOTSET"))
-    if not auto.startswith("SAME"):
-        return list(node.attributes.get("pads", [0] * 2 * len(reaches))) if auto == "NOTSET" else [0] * 2 * len(reaches)
-    less, more = [reach // 2 for reach in reaches], [reach - reach // 2 for reach in reaches]
-    return [*less, *more] if auto == "SAME_UPPER" else [*more, *less]
-
-
 def _suppression(node: OnnxNode) -> Any:
     """TVM drops boxes that overlap by the threshold, ONNX those above it; the thresholds' defaults differ too."""
     for index in range(2, 5):
@@ -278,8 +211,7 @@ def _suppression(node: OnnxNode) -> Any:
     above = np.maximum(np.nextafter(most, np.float32(np.inf)), np.finfo(np.float32).tiny)
     lowest = np.finfo(np.float32).min if score is None else score
     given = [node.optional(index) for index in range(3)]
-    inputs = onnx_frontend.onnx_input([*given, relax.const(above), relax.const(lowest)])
-    return replace(node, inputs=inputs).by_tvm()
+    return node.with_inputs([*given, relax.const(above), relax.const(lowest)]).by_tvm()
 
 
 def _roi_align(node: OnnxNode) -> relax.Expr:
@@ -488,7 +420,6 @@ CORRECTED: Mapping[str, Converter] = {
     "CastLike": _cast,
     "Celu": _celu,
     "Clip": _clip,
-    "ConvTranspose": _conv_transpose,
     "Div": _div,
     "Dropout": _dropout,
     "Elu": _elu,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -102,7 +102,7 @@ def _without_empty(node: OnnxNode) -> OnnxNode:
     """The node without its empty inputs. Exporters leave out a region and scales so: before opset 13 both had to be
     there, and TVM's converter takes no scales beside sizes.
     """
-    return replace(node, inputs=[value if value is None or _is_filled(value) else None for value in node.inputs])
+    return node.with_inputs(value if value is None or _is_filled(value) else None for value in node.inputs)
 
 
 def _is_filled(value: Any) -> bool:

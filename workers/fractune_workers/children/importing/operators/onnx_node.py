@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, defs
 from tvm import relax, tirx
+from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.onnx_graph import domain_of, refusal
@@ -104,6 +105,10 @@ class OnnxNode:
     def emit(self, value: relax.Expr) -> relax.Expr:
         """Bind `value` to a variable, which has a type that can be asked for."""
         return self.builder.emit(value)
+
+    def with_inputs(self, inputs: Iterable[relax.Expr | None]) -> OnnxNode:
+        """The node with other inputs."""
+        return replace(self, inputs=onnx_frontend.onnx_input(inputs))
 
     def by_tvm(self, attributes: Mapping[str, Any] | None = None) -> Any:
         """The outputs as TVM's converter makes them, with other attributes than the node's where they are given."""

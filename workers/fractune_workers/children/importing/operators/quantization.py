@@ -344,7 +344,7 @@ def _convert(node: OnnxNode) -> Sequence[relax.Expr]:
     recurrent, recurrent_scales = _weights(node, R, _R_SCALE, _R_ZERO)
     inputs = [node.optional(at) for at in range(_OPERANDS)]
     inputs[W], inputs[R] = (relax.const(each, str(each.dtype)) for each in (columns, recurrent))
-    plain = replace(node, inputs=inputs)
+    plain = node.with_inputs(inputs)
     operands = operands_of(plain, whole_weights=True)
     of = replace(recurrence_of(LSTM, plain, operands), whole_weights=str(recurrent.dtype))
     added, _ = biases(plain, of, operands[B])
@@ -382,7 +382,7 @@ def _projected(
     data = node.input(X)
     *outer, inputs = shape_of(data)
     rows = node.emit(relax.op.reshape(data, (outer[0] * outer[1], inputs)))
-    quantized = QUANTIZATION["DynamicQuantizeLinear"](replace(node, inputs=[rows]))
+    quantized = QUANTIZATION["DynamicQuantizeLinear"](node.with_inputs([rows]))
     numbers, scale, zero = (node.emit(each) for each in quantized)
     left = node.emit(relax.op.subtract(node.emit(as_type("int32", numbers)), node.emit(as_type("int32", zero))))
     right = relax.const(np.ascontiguousarray(columns.reshape(-1, inputs).T.astype(np.int32)))

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from tvm import relax, tirx
-from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.operators.onnx_node import (
@@ -175,8 +174,8 @@ def _unreduced(convert: Converter) -> Converter:
         if not (is_without and node.attributes.get("noop_with_empty_axes", 0)):
             return convert(node)
         alone = node.emit(relax.op.expand_dims(node.input(0), 0))
-        inputs = onnx_frontend.onnx_input([alone, relax.const(np.array([0]), "int64")])
-        return convert(replace(node, inputs=inputs, attributes={"keepdims": 0}))
+        given = node.with_inputs([alone, relax.const(np.array([0]), "int64")])
+        return convert(replace(given, attributes={"keepdims": 0}))
 
     return converted
 
@@ -184,7 +183,7 @@ def _unreduced(convert: Converter) -> Converter:
 def _reduced_as(node: OnnxNode, dtype: str) -> Any:
     """The node's result for its numbers in another type."""
     numbers = node.emit(as_type(dtype, node.input(0)))
-    return node.emit(replace(node, inputs=onnx_frontend.onnx_input([numbers, *node.inputs[1:]])).by_tvm())
+    return node.emit(node.with_inputs([numbers, *node.inputs[1:]]).by_tvm())
 
 
 def _place(find: Any) -> Converter:
@@ -257,7 +256,7 @@ def _split(node: OnnxNode) -> Any:
 def _concat(node: OnnxNode) -> Any:
     """Of its inputs that are not empty, unless all are."""
     kept = [each for each in node.inputs if not is_empty(each)]
-    return (replace(node, inputs=onnx_frontend.onnx_input(kept)) if kept else node).by_tvm()
+    return (node.with_inputs(kept) if kept else node).by_tvm()
 
 
 def _even(size: int, parts: int) -> list[int]:
@@ -285,7 +284,7 @@ def _pad(node: OnnxNode) -> Any:
     ends = [begin + size for begin, size in zip(begins, kept, strict=True)]
     cropped = node.emit(relax.op.strided_slice(node.input(0), list(range(len(shape))), begins, ends))
     added = relax.const(np.maximum(before + after, 0), "int64")
-    return replace(node, inputs=onnx_frontend.onnx_input([cropped, added, *node.inputs[2:3]])).by_tvm()
+    return node.with_inputs([cropped, added, *node.inputs[2:3]]).by_tvm()
 
 
 def _by_axis(pads: np.ndarray[Any, Any], axes: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
@@ -318,7 +317,7 @@ def _trilu(node: OnnxNode) -> Any:
         return node.by_tvm()
     rows, columns = shape_of(node.input(0))[-2:]
     within = relax.const(np.clip(diagonal, -rows, columns))
-    return replace(node, inputs=onnx_frontend.onnx_input([node.input(0), within])).by_tvm()
+    return node.with_inputs([node.input(0), within]).by_tvm()
 
 
 def _range(node: OnnxNode) -> Any:

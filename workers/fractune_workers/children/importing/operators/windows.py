@@ -10,10 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from tvm import relax
+
 from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, shape_of
 
 _SAME = ("SAME_UPPER", "SAME_LOWER")
+_CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
+"""by the number of axes"""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,65 @@ def _lp_pool(node: OnnxNode) -> Any:
     return node.by_tvm(attributes)
 
 
+def _conv_transpose(node: OnnxNode) -> Any:
+    """With `output_shape`, the padding follows from it."""
+    attributes = dict(node.attributes)
+    wanted = attributes.pop("output_shape", None)
+    if not wanted:
+        made = _unstrided(node)
+        return node.by_tvm() if made is None else made
+    sizes, kernel = shape_of(node.input(0))[2:], shape_of(node.input(1))[2:]
+    ones, zeros = [1] * len(sizes), [0] * len(sizes)
+    strides, dilations = attributes.get("strides", ones), attributes.get("dilations", ones)
+    extra = attributes.get("output_padding", zeros)
+    totals = [
+        stride * (size - 1) + more + (length - 1) * dilation + 1 - out
+        for stride, size, more, length, dilation, out in zip(
+            strides, sizes, extra, kernel, dilations, wanted[-len(sizes) :], strict=True
+        )
+    ]
+    if min(totals) < 0:
+        raise node.refused(f"output_shape={list(wanted)} is larger than its input makes it; export it with padding")
+    attributes["pads"] = _shared(totals, more_after=attributes.pop("auto_pad", b"") == b"SAME_UPPER")
+    return node.by_tvm(attributes)
+
+
+def _unstrided(node: OnnxNode) -> relax.Expr | None:
+    """A transposed convolution by steps of 1 is a convolution with the weights turned around, which has faster kernels;
+    None for another one.
+    """
+    weights, kernel = node.constant(1), shape_of(node.input(1))[2:]
+    ones, zeros = [1] * len(kernel), [0] * len(kernel)
+    steps = [
+        *node.attributes.get("strides", ones),
+        *(1 + more for more in node.attributes.get("output_padding", zeros)),
+    ]
+    if weights is None or len(kernel) not in _CONVOLUTIONS or set(steps) != {1}:
+        return None
+    dilations = list(node.attributes.get("dilations", ones))
+    reaches = [by * (length - 1) for by, length in zip(dilations, kernel, strict=True)]
+    pads = [reach - pad for reach, pad in zip(reaches * 2, _transposed_pads(node, reaches), strict=True)]
+    if min(pads) < 0:
+        return None
+    groups, depth = int(node.attributes.get("group", 1)), weights.shape[0]
+    turned = np.flip(weights, tuple(range(2, weights.ndim)))
+    turned = turned.reshape(groups, depth // groups, -1, *kernel).swapaxes(1, 2).reshape(-1, depth // groups, *kernel)
+    convolve, kernels = _CONVOLUTIONS[len(kernel)], relax.const(turned, str(turned.dtype))
+    made = convolve(node.input(0), kernels, padding=pads, dilation=dilations, groups=groups)
+    bias = node.optional(2)
+    if bias is None:
+        return made
+    return relax.op.add(node.emit(made), node.emit(relax.op.reshape(bias, [1, -1, *ones])))
+
+
+def _transposed_pads(node: OnnxNode, reaches: Sequence[int]) -> Sequence[int]:
+    """Before and after all axes, of steps of 1."""
+    mode, none = _mode(node), [0] * 2 * len(reaches)
+    if mode.startswith("SAME"):
+        return _shared(reaches, more_after=mode == "SAME_UPPER")
+    return node.attributes.get("pads", none) if mode == "NOTSET" else none
+
+
 def _padded_pool(node: OnnxNode) -> tuple[dict[str, Any], list[_Window]]:
     if _mode(node) in _SAME and set(node.attributes.get("dilations", ())) - {1}:
         raise node.refused(
@@ -79,13 +143,19 @@ def _padded(node: OnnxNode, kernel: Sequence[int]) -> tuple[dict[str, Any], list
     attributes["kernel_shape"] = tuple(kernel)
     mode = _mode(node)
     if mode in _SAME:
-        totals = [each.same_padding for each in windows]
-        halves = [total // 2 for total in totals], [total - total // 2 for total in totals]
-        before, after = halves if mode == "SAME_UPPER" else halves[::-1]
-        attributes |= {"pads": (*before, *after), "ceil_mode": 0}
+        pads = _shared([each.same_padding for each in windows], more_after=mode == "SAME_UPPER")
+        attributes |= {"pads": pads, "ceil_mode": 0}
     elif mode == "VALID" or "pads" not in attributes:
         attributes["pads"] = (0,) * (2 * len(sizes))
     return attributes, windows
+
+
+def _shared(totals: Sequence[int], *, more_after: bool) -> tuple[int, ...]:
+    """Pads before and after all axes, halves of these totals. Of an odd one the larger half is after the axis, or
+    before it.
+    """
+    less, more = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    return (*less, *more) if more_after else (*more, *less)
 
 
 def _halves(pads: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
@@ -99,6 +169,7 @@ def _mode(node: OnnxNode) -> str:
 WINDOWS: Mapping[str, Converter] = {
     "AveragePool": _pool,
     "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
     "LpPool": _lp_pool,
     "MaxPool": _pool,
 }

@@ -20,6 +20,7 @@ from fractune_workers.children.rewriting.expressions import (
     ELEMENTWISE,
     constant_of,
     is_constant,
+    operator_of,
     relax_functions,
     rewritten,
     shape_of,
@@ -56,24 +57,17 @@ def elementwise(simplifier: Simplifier, call: Any) -> Any | None:
     return relax.op.reshape(simplifier.emit(relax.Call(call.op, flat, call.attrs)), shape_of(call))
 
 
-def layer_norm(simplifier: Simplifier, call: Any) -> Any | None:
-    rank = len(shape_of(call))
+def norm(simplifier: Simplifier, call: Any) -> Any | None:
+    """A normalisation of the last axis."""
+    rank, attrs = len(shape_of(call)), call.attrs
     rows = _rows(simplifier, call.args[0])
-    if rows is None or [int(axis) % rank for axis in call.attrs.axes] != [rank - 1]:
+    if rows is None or [int(axis) % rank for axis in attrs.axes] != [rank - 1]:
         return None
-    attrs = call.attrs
-    options = {"epsilon": float(attrs.epsilon), "center": bool(attrs.center), "scale": bool(attrs.scale)}
-    return relax.op.reshape(
-        simplifier.emit(relax.op.nn.layer_norm(rows, *call.args[1:], axes=[-1], **options)), shape_of(call)
-    )
-
-
-def rms_norm(simplifier: Simplifier, call: Any) -> Any | None:
-    rank = len(shape_of(call))
-    rows = _rows(simplifier, call.args[0])
-    if rows is None or [int(axis) % rank for axis in call.attrs.axes] != [rank - 1]:
-        return None
-    normed = relax.op.nn.rms_norm(rows, call.args[1], axes=[-1], epsilon=float(call.attrs.epsilon))
+    if operator_of(call) == "nn.rms_norm":
+        normed = relax.op.nn.rms_norm(rows, call.args[1], axes=[-1], epsilon=float(attrs.epsilon))
+    else:
+        options = {"epsilon": float(attrs.epsilon), "center": bool(attrs.center), "scale": bool(attrs.scale)}
+        normed = relax.op.nn.layer_norm(rows, *call.args[1:], axes=[-1], **options)
     return relax.op.reshape(simplifier.emit(normed), shape_of(call))
 
 
@@ -293,8 +287,8 @@ _RULES: tuple[dict[str, tuple[Rule, ...]], ...] = (
     {
         **dict.fromkeys(ELEMENTWISE, (elementwise,)),
         "matmul": (matmul,),
-        "nn.layer_norm": (layer_norm,),
-        "nn.rms_norm": (rms_norm,),
+        "nn.layer_norm": (norm,),
+        "nn.rms_norm": (norm,),
         "reshape": (reshaped,),
     },
 )

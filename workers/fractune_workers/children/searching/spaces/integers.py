@@ -15,19 +15,16 @@ from typing import Any
 
 import tvm
 from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.tir.lookups import COLUMNS, INTEGER_SUMS, ROWS, SUMS
 from fractune_workers.children.layouts.kernels.integers import INTEGERS
 from fractune_workers.children.searching.spaces.register_tiles import Extents, divisors, tilings
-from fractune_workers.children.searching.spaces.sketches import block_named, inline_epilogue
+from fractune_workers.children.searching.spaces.sketches import block_named, by_hand, extents_of, inline_epilogue
 from fractune_workers.children.tvm_api.dot_intrinsics import DotProduct, dot_product, pairing, register_dot_intrinsics
 
 _MOST_ROWS, _MOST_BLOCKS, _MOST_STEPS = 16, 6, 4
 """of a tile, all of it unrolled"""
 _MOST_ROWS_OF_IMAGE = 4
-_SPATIAL = 0
-"""TVM's number for an axis that is not reduced"""
 _OF_PRODUCT = 2
 """reduced loops: groups, and the numbers of a group"""
 _VECTOR_BYTES = 64
@@ -43,12 +40,7 @@ def is_integer(mod: Any) -> bool:
 
 def space(usual: Any, mod: Any, target: tvm.target.Target) -> Any:
     """A space generator with the postprocs and mutators of the `usual` one."""
-    return ms.space_generator.ScheduleFn(
-        partial(_sketches, dot=_dot_of(mod, target)),
-        sch_rules=[],
-        postprocs=usual.postprocs,
-        mutator_probs=usual.mutator_probs,
-    )
+    return by_hand(partial(_sketches, dot=_dot_of(mod, target)), usual)
 
 
 def first_tiles(mod: Any, registers: int) -> Iterator[tuple[int, list[list[int]]]]:
@@ -95,10 +87,8 @@ def _extents_of(mod: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     block = block_named(mod, INTEGER_SUMS)
     if block is None:
         return None
-    axes = [(int(var.iter_type) == _SPATIAL, int(var.dom.extent)) for var in block.iter_vars]
-    spatial = tuple(extent for is_spatial, extent in axes if is_spatial)
-    reduction = tuple(extent for is_spatial, extent in axes if not is_spatial)[:-1]
-    return spatial[-3:-1] if len(reduction) == 1 else spatial[-4:-1], reduction
+    spatial, (*reduction, _) = extents_of(block)
+    return spatial[-3:-1] if len(reduction) == 1 else spatial[-4:-1], tuple(reduction)
 
 
 def _dot_of(mod: Any, target: tvm.target.Target) -> DotProduct:
@@ -115,8 +105,8 @@ def _dot_of(mod: Any, target: tvm.target.Target) -> DotProduct:
 
 
 def _sketches(sch: Any, dot: DotProduct) -> list[Any]:
-    variables = sch.get(sch.get_sblock(INTEGER_SUMS, "main")).iter_vars
-    if sum(int(var.iter_type) != _SPATIAL for var in variables) > _OF_PRODUCT:
+    _, reduction = extents_of(sch.get(sch.get_sblock(INTEGER_SUMS, "main")))
+    if len(reduction) > _OF_PRODUCT:
         _schedule_image(sch, dot)
         return [sch]
     made = [sch, sch.copy()]

@@ -138,12 +138,7 @@ def _variants_of_one(extents: Extents, tile: tuple[int, int, int], registers: in
     """As `_variants`, where a cycle begins one multiplication. Loads hardly matter, and weights never do that serve
     several rows: their sums would go to memory and back with each chunk.
     """
-    short, *longer = _chunks(extents.reduction)
-    cost = _cost_of_one(extents, tile, registers)
-    alone = (1, 1, 1)
-    yield cost, Tiling(tile, alone, [*longer, short][0], _UNROLLED)
-    yield cost + 0.004, Tiling(tile, alone, short, _UNROLLED)
-    yield cost + 0.005, Tiling(tile, alone, [*longer, short][0], 16)
+    return _alone(extents, tile, _cost_of_one(extents, tile, registers))
 
 
 def _variants_of_kept_sums(
@@ -151,14 +146,19 @@ def _variants_of_kept_sums(
 ) -> Iterator[tuple[float, Tiling]]:
     """As `_variants`, where weights are read again at little cost, and sums stay in registers until they are done."""
     blocks, rows, columns = tile
-    short, *longer = _chunks(extents.reduction)
     cost = _cost(extents, tile, registers, _IN_FLIGHT) + _WEIGHTS_AGAIN / (rows * columns)
     if extents.kind == DEPTHWISE:  # the weights of a chunk are in registers too
-        cost += _SPILLED * (prod(tile) + blocks * prod(short) >= registers - _SPARE)
-    alone = (1, 1, 1)
-    yield cost, Tiling(tile, alone, [*longer, short][0], _UNROLLED)
-    yield cost + 0.004, Tiling(tile, alone, short, _UNROLLED)
-    yield cost + 0.005, Tiling(tile, alone, [*longer, short][0], 16)
+        chunk = _chunks(extents.reduction)[0]
+        cost += _SPILLED * (prod(tile) + blocks * prod(chunk) >= registers - _SPARE)
+    return _alone(extents, tile, cost)
+
+
+def _alone(extents: Extents, tile: tuple[int, int, int], cost: float) -> Iterator[tuple[float, Tiling]]:
+    """The tile without others that a chunk of the reduction serves."""
+    short, *longer = _chunks(extents.reduction)
+    middle = [*longer, short][0]
+    for more, chunk, unroll_steps in ((0.0, middle, _UNROLLED), (0.004, short, _UNROLLED), (0.005, middle, 16)):
+        yield cost + more, Tiling(tile, (1, 1, 1), chunk, unroll_steps)
 
 
 def _cost_of_one(extents: Extents, tile: tuple[int, int, int], registers: int) -> float:

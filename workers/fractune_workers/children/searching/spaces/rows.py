@@ -13,13 +13,10 @@ from math import prod
 from typing import Any
 
 from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
 
 from fractune_workers.children.searching.spaces.register_tiles import divisors
-from fractune_workers.children.searching.spaces.sketches import MISFITS
+from fractune_workers.children.searching.spaces.sketches import MISFITS, SPATIAL, by_hand
 
-_SPATIAL = 0
-"""TVM's number for an axis that is not reduced"""
 _MOST_VECTORS, _MOST_ROWS = 8, 64
 """that one step of a loop over a row computes, and rows of one step of the parallel loop"""
 _FEWEST_LANES = 4
@@ -53,9 +50,7 @@ def space(mod: Any, usual: Any, lanes: int) -> Any:
         _schedule(sch, rows, _width(columns, lanes))
         return [sch]
 
-    return ms.space_generator.ScheduleFn(
-        sketch, sch_rules=[], postprocs=usual.postprocs, mutator_probs=usual.mutator_probs
-    )
+    return by_hand(sketch, usual)
 
 
 def first_tiles(shape: tuple[int, int]) -> Iterator[list[list[int]]]:
@@ -89,13 +84,13 @@ def _blocks(sch: Any) -> list[Any]:
 
 
 def _reduces(block: Any) -> bool:
-    return any(int(var.iter_type) != _SPATIAL for var in block.iter_vars)
+    return any(int(var.iter_type) != SPATIAL for var in block.iter_vars)
 
 
 def _reduced_rows(block: Any) -> tuple[int, int] | None:
     """Rows and columns of a reduction over the last axis of a buffer; None for any other reduction."""
     *outer, last = block.iter_vars
-    if int(last.iter_type) == _SPATIAL or any(int(var.iter_type) != _SPATIAL for var in outer):
+    if int(last.iter_type) == SPATIAL or any(int(var.iter_type) != SPATIAL for var in outer):
         return None
     single = {var.var for var in outer if int(var.dom.extent) == 1}
     element = [var.var for var in block.iter_vars if var.var not in single]
@@ -177,7 +172,7 @@ def _nest(sch: Any, block: Any) -> list[tuple[Any, bool]]:
     """The loops of a block inside the loop over rows, each with whether it reduces."""
     variables = sch.get(block).iter_vars
     loops = sch.get_loops(block)[-len(variables) :]
-    return [(loop, int(var.iter_type) != _SPATIAL) for loop, var in zip(loops, variables, strict=True)]
+    return [(loop, int(var.iter_type) != SPATIAL) for loop, var in zip(loops, variables, strict=True)]
 
 
 def _vectorize_reduction(sch: Any, part: Any) -> None:

@@ -106,6 +106,8 @@ TILE, CATEGORICAL = "SamplePerfectTile", "SampleCategorical"
 AT_ROOT = -1
 """The compute location that every block has, a loop nest of its own. TVM moves an invalid location to the one before
 it."""
+SPATIAL = 0
+"""TVM's number for an axis that is not reduced"""
 MISFITS = (RuntimeError, ValueError, TypeError, LookupError)
 """TVM's errors for a step that cannot be applied (ScheduleError and InternalError are RuntimeErrors)"""
 
@@ -116,6 +118,22 @@ Sketch = list[Any]
 def sketches_of(spaces: Iterable[Any]) -> list[Sketch]:
     """The design space as traces in JSON, without the steps that the postprocs add."""
     return [json.loads(write_trace(space.trace.simplified(remove_postproc=True))) for space in spaces]
+
+
+def by_hand(sketches: Any, usual: Any) -> Any:
+    """A space generator of these sketches (a function of a schedule), with the postprocs and mutators of the `usual`
+    one.
+    """
+    return ms.space_generator.ScheduleFn(
+        sketches, sch_rules=[], postprocs=usual.postprocs, mutator_probs=usual.mutator_probs
+    )
+
+
+def extents_of(block: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of the spatial axes of a block, and of the reduced ones."""
+    axes = [(int(var.iter_type) == SPATIAL, int(var.dom.extent)) for var in block.iter_vars]
+    spatial = tuple(extent for is_spatial, extent in axes if is_spatial)
+    return spatial, tuple(extent for is_spatial, extent in axes if not is_spatial)
 
 
 def block_named(mod: Any, name: str) -> Any | None:

@@ -12,11 +12,9 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from tvm.s_tir import meta_schedule as ms
-
 from fractune_core.tir.lookups import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
 from fractune_workers.children.searching.spaces.register_tiles import MOST_BLOCKS, MOST_PIXELS, Extents, tilings
-from fractune_workers.children.searching.spaces.sketches import block_named, inline_epilogue
+from fractune_workers.children.searching.spaces.sketches import block_named, by_hand, extents_of, inline_epilogue
 
 _MOST_UNROLLED = 64
 """multiplications"""
@@ -39,9 +37,7 @@ def is_winograd(mod: Any) -> bool:
 
 def space(usual: Any) -> Any:
     """A space generator with the postprocs and mutators of the `usual` one."""
-    return ms.space_generator.ScheduleFn(
-        _sketches, sch_rules=[], postprocs=usual.postprocs, mutator_probs=usual.mutator_probs
-    )
+    return by_hand(_sketches, usual)
 
 
 def first_tiles(mod: Any, registers: int) -> Iterator[tuple[int, list[list[int]]]]:
@@ -75,10 +71,7 @@ def _extents_of(mod: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     spatial loops are two of taps, the batch, and four of the output.
     """
     block = block_named(mod, GEMM)
-    if block is None:
-        return None
-    extents = [int(var.dom.extent) for var in block.iter_vars]
-    return tuple(extents[:-2]), tuple(extents[-2:])
+    return None if block is None else extents_of(block)
 
 
 def _sketches(sch: Any) -> list[Any]:
