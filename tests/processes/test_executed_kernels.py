@@ -19,7 +19,7 @@ from fractune_core.records import UNTUNED
 from fractune_core.targets import target_key
 from fractune_core.workloads import DIRECT
 from fractune_workers.child import Child
-from fractune_workers.children.tvm_api.functions import ASYNC_COPIES
+from fractune_workers.children.tvm_api.cuda_target import ASYNC_COPIES
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 from tests.processes.test_cuda_builds import build, traces

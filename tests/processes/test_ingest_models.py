@@ -14,9 +14,9 @@ from onnx import numpy_helper
 from tvm import relax
 
 from fractune_core.errors import BadModel
+from fractune_workers.children.compiling.weights import LiftedWeights
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import extract, prepare
-from fractune_workers.children.tvm_api.weights import LiftedWeights
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 LIGHT_OPERATORS = {

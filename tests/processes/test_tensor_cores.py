@@ -18,7 +18,7 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Device, GrantedShare
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.artifacts import unpack
-from fractune_workers.children.tvm_api.functions import ASYNC_COPIES
+from fractune_workers.children.tvm_api.cuda_target import ASYNC_COPIES
 from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.reader import reader_child
 from tests.integration.test_half_precision import product

@@ -26,8 +26,7 @@ from fractune_workers.children.building.embed_cubin import embed_cubin
 from fractune_workers.children.building.strided_copies import StridedCopies, copied_singly
 from fractune_workers.children.tvm_api.artifacts import pack
 from fractune_workers.children.tvm_api.compiled import written
-from fractune_workers.children.tvm_api.cuda_target import shared_bytes_at_launch
-from fractune_workers.children.tvm_api.functions import ASYNC_COPIES
+from fractune_workers.children.tvm_api.cuda_target import ASYNC_COPIES, shared_bytes_at_launch
 from fractune_workers.cuda.compilers import CudaCompiler
 
 # Names of a kernel's variables as C's identifiers: code for a GPU is generated as text.

@@ -72,11 +72,11 @@ def imported(model: onnx.ModelProto, inputs: Mapping[str, Sequence[int]], target
     import tvm
 
     from fractune_workers.children.compiling.variants import compile_variants
+    from fractune_workers.children.compiling.weights import LiftedWeights
     from fractune_workers.children.importing.limits import Limits
     from fractune_workers.children.importing.model_file import load_fixed
     from fractune_workers.children.importing.passes import prepare
     from fractune_workers.children.tvm_api.target import parse_target
-    from fractune_workers.children.tvm_api.weights import LiftedWeights
 
     data = model.SerializeToString()
     target = parse_target(target_text, 1)

@@ -19,11 +19,10 @@ from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visito
 from fractune_core.workloads import DIRECT, TRITON
 from fractune_workers.children.compiling.implementations import hashes_of
 from fractune_workers.children.importing.passes import direct_hash
-from fractune_workers.children.rewriting.expressions import has_fixed_shapes, operator_of
+from fractune_workers.children.rewriting.expressions import called_functions, has_fixed_shapes, operator_of
 from fractune_workers.children.triton_kernels.attention.recognition import attention_of
 from fractune_workers.children.triton_kernels.marks import alternative, marked
 from fractune_workers.children.triton_kernels.sums import Unfit
-from fractune_workers.children.tvm_api.functions import called_functions
 from fractune_workers.children.tvm_api.traces import Workload
 
 _CALL = "call_tir"

@@ -33,6 +33,7 @@ from fractune_workers.children.compiling.implementations import (
     with_implementations,
 )
 from fractune_workers.children.compiling.variants import compile_variants, with_graphs
+from fractune_workers.children.compiling.weights import LiftedWeights, PackedWeights
 from fractune_workers.children.fusing.fuse import prepare_variants
 from fractune_workers.children.importing.model_file import load_variants, named
 from fractune_workers.children.importing.passes import Operator, described, extract
@@ -56,7 +57,6 @@ from fractune_workers.children.tvm_api.target import (
     target_key,
 )
 from fractune_workers.children.tvm_api.traces import Workload, read_workload, write_workloads
-from fractune_workers.children.tvm_api.weights import LiftedWeights, PackedWeights
 
 _ANY_CORES = 1
 """Operators do not depend on the number of cores, and a trace holds the choices that follow from it"""

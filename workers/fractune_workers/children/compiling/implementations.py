@@ -15,8 +15,7 @@ from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visito
 from tvm_ffi import structural_equal
 
 from fractune_workers.children.importing.passes import direct_hash
-from fractune_workers.children.rewriting.expressions import is_constant, operator_of, shape_of
-from fractune_workers.children.tvm_api.functions import called_functions
+from fractune_workers.children.rewriting.expressions import called_functions, is_constant, operator_of, shape_of
 from fractune_workers.children.tvm_api.traces import Workload
 
 _CALL = "call_tir"

@@ -14,6 +14,7 @@ from tvm import relax
 
 from fractune_core.errors import BadModel, first_line
 from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants, Limits, check_tensor
+from fractune_workers.children.rewriting.expressions import operands_of
 from fractune_workers.children.tvm_api.arrays import element_bytes
 
 _ANALYZER = tvm.sym.Analyzer()
@@ -147,7 +148,7 @@ class _Walk:
             self._keep(size, "a weight")
         if isinstance(expr, relax.Tuple | relax.TupleGetItem | tvm.ir.Call):
             self._count()
-        constant = [self._is_constant(operand) for operand in _operands(expr)]
+        constant = [self._is_constant(operand) for operand in operands_of(expr)]
         return all(constant)
 
     def _count(self) -> None:
@@ -215,21 +216,11 @@ class InferenceMemory:
         return ends
 
 
-def _operands(expr: Any) -> Iterable[Any]:
-    if isinstance(expr, relax.Tuple):
-        return expr.fields
-    if isinstance(expr, relax.TupleGetItem):
-        return [expr.tuple_value]
-    if isinstance(expr, tvm.ir.Call):
-        return expr.args
-    return []
-
-
 def _variables(expr: Any) -> Iterator[Any]:
     """The variables that a value is computed from."""
     if isinstance(expr, relax.Var):
         yield expr
-    for operand in _operands(expr):
+    for operand in operands_of(expr):
         yield from _variables(operand)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -49,6 +49,15 @@ def operator_of(value: Any) -> str:
     return str(getattr(getattr(value, "op", None), "name", "")).removeprefix("relax.")
 
 
+def operands_of(expr: Any) -> Iterable[Any]:
+    """What a call, a tuple or one of its fields is made of."""
+    if isinstance(expr, relax.Tuple):
+        return expr.fields
+    if isinstance(expr, relax.TupleGetItem):
+        return [expr.tuple_value]
+    return expr.args if isinstance(expr, tvm.ir.Call) else []
+
+
 def bound_call(builder: relax.BlockBuilder, expr: Any, name: str) -> Any | None:
     """The call of the operator `name` that a variable is bound to; None for any other expression."""
     value = builder.lookup_binding(expr) if isinstance(expr, relax.Var) else None
@@ -66,6 +75,28 @@ def used_once(function: Any) -> set[Any]:
 def relax_functions(mod: tvm.IRModule) -> dict[Any, Any]:
     """The Relax functions of a module by their variables."""
     return {name: function for name, function in mod.functions.items() if isinstance(function, relax.Function)}
+
+
+def called_functions(mod: tvm.IRModule) -> list[Any]:
+    """The variables of `main` and of all Relax functions that it calls, each behind those that it calls itself."""
+    functions = relax_functions(mod)
+    found: dict[Any, None] = {}
+
+    def visit(name: Any) -> None:
+        called: list[Any] = []
+
+        def note(expr: Any) -> None:
+            if isinstance(expr, tvm.ir.GlobalVar) and expr in functions:
+                called.append(expr)
+
+        relax.analysis.post_order_visit(functions[name], note)
+        for each in called:
+            if each not in found:
+                visit(each)
+        found[name] = None
+
+    visit(mod.get_global_var("main"))
+    return list(found)
 
 
 def bindings_of(function: Any) -> list[Any]:

@@ -114,7 +114,12 @@ class OperatorSearch(Trials):
     """Candidates out, run times in."""
 
     def __init__(self, workload: Any, target: Any, seed: int, threads: int) -> None:
-        super().__init__(features=lambda sch: features_of(sch.trace), kept=int(_POPULATION * _MEASURED_PART))
+        super().__init__(
+            features=lambda sch: features_of(sch.trace),
+            kept=int(_POPULATION * _MEASURED_PART),
+            text=lambda sch: write_trace(sch.trace),
+            key=_digest,
+        )
         load_intrinsics(target)
         prepare_tensor_cores(workload, target)  # traces that were measured before may name them
         self._workload = workload
@@ -124,10 +129,8 @@ class OperatorSearch(Trials):
         )
         self._seed = seed % (2**31 - 2) + 1
         self._threads = threads
-        self._seen: set[int] = set()
         self._returned: set[int] = set()
         """schedules that the evolution has returned: it returns each only once"""
-        self._name: Callable[[str], str] = str
         self._donated: Sequence[str] = ()
         self._first = self._beginnings()
 
@@ -167,13 +170,12 @@ class OperatorSearch(Trials):
         """Up to `count` candidates, those to propose again first, then new ones: `candidate` (named by `name` from the
         trace) and `trace`.
         """
-        self._name = name
         fresh, self._again = self._again[:count], self._again[count:]
-        fresh += self._unseen(self._first, count - len(fresh))
+        fresh += self._unseen(self._first, count - len(fresh), name)
         if len(fresh) < count and len(self._surrogate) >= _FEWEST_MEASURED:
-            fresh += self._evolved(count - len(fresh))
-        fresh += self._drawn(count - len(fresh))
-        return [self._hand_out(sch) for sch in fresh]
+            fresh += self._evolved(count - len(fresh), name)
+        fresh += self._drawn(count - len(fresh), name)
+        return [self._hand_out(sch, name) for sch in fresh]
 
     def warm(self, history: Iterable[tuple[str, str, Mapping[str, float]]]) -> None:
         """Take in earlier trials of this operator: (candidate, trace, seconds or 0 by share)."""
@@ -205,19 +207,19 @@ class OperatorSearch(Trials):
         if self._donated:
             yield from seeds(self._donated, self._workload.mod, self.spaces, self.postprocs)
 
-    def _drawn(self, count: int) -> list[Any]:
+    def _drawn(self, count: int, name: Callable[[str], str]) -> list[Any]:
         """Up to `count` random ones; fewer when the space holds no more."""
         fresh: list[Any] = []
         size, barren = count, 0
         while len(fresh) < count and barren < _BARREN_DRAWS:
-            found = self._unseen(_sample(self._strategy, size), count - len(fresh))
+            found = self._unseen(_sample(self._strategy, size), count - len(fresh), name)
             fresh += found
             barren = 0 if found else barren + 1
             # For a GPU the postprocs refuse at least nine of ten samples: few of a small draw would be left.
             size = max(size, min(2 * size, _POPULATION))
         return fresh
 
-    def _evolved(self, count: int) -> list[Any]:
+    def _evolved(self, count: int, name: Callable[[str], str]) -> list[Any]:
         """The best of an evolution by the surrogate, and a few of its random beginnings."""
         known = self._fastest.items()
         drawn = list(_sample(self._strategy, _POPULATION - len(known)))
@@ -228,25 +230,7 @@ class OperatorSearch(Trials):
         again = sum(digest not in self._returned for digest in map(_digest, known))
         found = list(_evolve(self._strategy, known + drawn, count - random + again))
         self._returned.update(map(_digest, found))
-        return self._unseen(found, count - random) + self._unseen(drawn, random)
-
-    def _unseen(self, schedules: Iterable[Any], count: int) -> list[Any]:
-        """The first `count` new schedules; the rest stays in the iterator."""
-        fresh: list[Any] = []
-        schedules = iter(schedules)
-        while len(fresh) < count and (sch := next(schedules, None)) is not None:
-            digest = _digest(sch)
-            if digest not in self._seen:
-                self._seen.add(digest)
-                if not self._known or self._name(write_trace(sch.trace)) not in self._known:
-                    fresh.append(sch)
-        return fresh
-
-    def _hand_out(self, sch: Any) -> dict[str, str]:
-        trace = write_trace(sch.trace)
-        name = self._name(trace)
-        self._pending[name] = sch
-        return {"candidate": name, "trace": trace}
+        return self._unseen(found, count - random, name) + self._unseen(drawn, random, name)
 
 
 def _digest(sch: Any) -> int:

@@ -33,10 +33,21 @@ class Trial:
 
 
 class Trials:
-    """Of candidates of any kind: `features` are numbers of one by name, `kept` the number of the fastest."""
+    """Of candidates of any kind: `features` are numbers of one by name, `kept` the number of the fastest. `text` is
+    that of a trace; candidates of equal `key` are one.
+    """
 
-    def __init__(self, features: Callable[[Any], Mapping[str, float]], kept: int) -> None:
+    def __init__(
+        self,
+        features: Callable[[Any], Mapping[str, float]],
+        kept: int,
+        text: Callable[[Any], str] = str,
+        key: Callable[[Any], Any] = lambda item: item,
+    ) -> None:
         self._features = features
+        self._text, self._key = text, key
+        self._seen = set[Any]()
+        """the keys of those that were proposed, measured or left out"""
         self._surrogate = Surrogate()
         self._pending: dict[str, Any] = {}
         """those that were proposed, and not measured anywhere yet"""
@@ -93,6 +104,24 @@ class Trials:
             for trial in self._trials.values():
                 trial.counts = False
             self._take_in(self._trials.values())
+
+    def _unseen(self, found: Iterable[Any], count: int, name: Callable[[str], str]) -> list[Any]:
+        """The first `count` new ones, named by `name` from their texts; the rest stays in the iterator."""
+        fresh: list[Any] = []
+        found = iter(found)
+        while len(fresh) < count and (item := next(found, None)) is not None:
+            key = self._key(item)
+            if key not in self._seen:
+                self._seen.add(key)
+                if not self._known or name(self._text(item)) not in self._known:
+                    fresh.append(item)
+        return fresh
+
+    def _hand_out(self, item: Any, name: Callable[[str], str]) -> dict[str, str]:
+        text = self._text(item)
+        candidate = name(text)
+        self._pending[candidate] = item
+        return {"candidate": candidate, "trace": text}
 
     def note_trial(self, name: str, item: Any, secs: Mapping[str, float]) -> None:
         """Take in an earlier trial: seconds or 0 by share."""

@@ -22,10 +22,9 @@ class TritonSearch(Trials):
     """Candidates out, run times in: as `OperatorSearch`, of the decisions that fit the operator and the target."""
 
     def __init__(self, workload: Any, target: Any, seed: int) -> None:
-        super().__init__(features=lambda decisions: decisions.features, kept=_KEPT)
+        super().__init__(features=lambda each: each.features, kept=_KEPT, text=lambda each: each.text)
         self._operator = kernel_operator(workload.mod["main"], target)
         self._random = random.Random(seed)
-        self._seen: set[AnyDecisions] = set()
         self._transferred: list[AnyDecisions] = []
         self._units: tuple[int, ...] | None = None
         self.expect([])
@@ -77,21 +76,6 @@ class TritonSearch(Trials):
         best = [drawn[at] for at in sorted(range(len(drawn)), key=lambda at: -scores[at])]
         at_random = int(count * _RANDOM_PART)
         yield from (*best[: count - at_random], *drawn[:at_random], *best)
-
-    def _unseen(self, found: Iterable[AnyDecisions], count: int, name: Callable[[str], str]) -> list[AnyDecisions]:
-        fresh: list[AnyDecisions] = []
-        found = iter(found)
-        while len(fresh) < count and (decisions := next(found, None)) is not None:
-            if decisions not in self._seen:
-                self._seen.add(decisions)
-                if not self._known or name(decisions.text) not in self._known:
-                    fresh.append(decisions)
-        return fresh
-
-    def _hand_out(self, decisions: AnyDecisions, name: Callable[[str], str]) -> dict[str, str]:
-        candidate = name(decisions.text)
-        self._pending[candidate] = decisions
-        return {"candidate": candidate, "trace": decisions.text}
 
     def _readable(self, texts: Iterable[str]) -> Iterator[AnyDecisions]:
         for text in texts:

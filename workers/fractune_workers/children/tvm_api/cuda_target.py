@@ -15,6 +15,8 @@ from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.targets import GPU_KEYS, GPU_OPTIONS, TF32, Attributes, capability, read_attributes
 from fractune_workers.cuda.compilers import INSTALL, CudaCompiler, find_compiler
 
+ASYNC_COPIES = "fractune.async_copies"
+"""of a loop: its copies into shared memory are asynchronous. Without it TVM's pipelines copy through registers."""
 _BLOCK = {"max_shared_memory_per_block": 48 * 1024, "max_threads_per_block": 1024, "thread_warp_size": 32}
 """The limits of a block on every NVIDIA GPU. A kernel may have 48 KiB of static shared memory at most, even where a
 device offers more to a launch that requests it (`shared_bytes_at_launch`)."""

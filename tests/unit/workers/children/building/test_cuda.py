@@ -24,8 +24,7 @@ from fractune_workers.children.building.cuda import (
 )
 from fractune_workers.children.tvm_api import keep_out
 from fractune_workers.children.tvm_api.artifacts import unpack
-from fractune_workers.children.tvm_api.cuda_target import shared_bytes_at_launch
-from fractune_workers.children.tvm_api.functions import ASYNC_COPIES
+from fractune_workers.children.tvm_api.cuda_target import ASYNC_COPIES, shared_bytes_at_launch
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.target import parse_target
 

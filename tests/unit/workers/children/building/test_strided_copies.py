@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 
 from fractune_core.errors import FractuneError
 from fractune_workers.children.building.cuda import build_archive, lowered
-from fractune_workers.children.tvm_api.functions import ASYNC_COPIES
+from fractune_workers.children.tvm_api.cuda_target import ASYNC_COPIES
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.target import parse_target
 

@@ -19,10 +19,10 @@ from tvm.script import tirx as T
 from fractune_core.errors import BadModel
 from fractune_core.files.scripts import REFUSAL
 from fractune_core.tir import foreign_code
+from fractune_workers.children.compiling.weights import LiftedWeights
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import FROM_FILE, prepare
 from fractune_workers.children.tvm_api.target import default_target
-from fractune_workers.children.tvm_api.weights import LiftedWeights
 
 Graph = dict[str, Any]
 

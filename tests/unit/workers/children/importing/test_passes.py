@@ -21,12 +21,12 @@ from fractune_core.errors import BadModel
 from fractune_core.tir.canonical import canonical_graph, names_of, read_graph
 from fractune_core.tir.lookups import Names
 from fractune_core.workloads import DIRECT, is_workload_hash, workload_hash
+from fractune_workers.children.compiling.weights import LiftedWeights
 from fractune_workers.children.importing.passes import direct_hash, extract, prepare
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
 from fractune_workers.children.rewriting.expressions import is_scheduled
 from fractune_workers.children.tvm_api.target import default_target, parse_target, vector_unit
 from fractune_workers.children.tvm_api.traces import read_workload
-from fractune_workers.children.tvm_api.weights import LiftedWeights
 from tests.support.unoptimized import outputs_of
 from tests.unit.workers.children.layouts.networks import Network, network, outputs
 

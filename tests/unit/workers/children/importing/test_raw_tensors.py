@@ -15,11 +15,11 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 
 from fractune_core.errors import BadModel
+from fractune_workers.children.compiling.weights import LiftedWeights
 from fractune_workers.children.importing.ir_module import TensorHeader, read_header
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.onnx_models.onnx_contents import check_contents
 from fractune_workers.children.importing.torch_program import screen
-from fractune_workers.children.tvm_api.weights import LiftedWeights
 from tests.support.constant_modules import NUMBERS, module, tensor
 
 

@@ -28,7 +28,13 @@ from fractune_runtime.tvm_runtime.tensors import numpy_dtype
 from fractune_workers.children.importing.limits import ComputedConstants
 from fractune_workers.children.importing.onnx_graph import captured_by, described, set_opset, subgraphs
 from fractune_workers.children.importing.operators.onnx_node import AS_BYTES, Converter, OnnxNode, dtype_of, shape_of
-from fractune_workers.children.rewriting.expressions import bindings_of, is_constant, relax_functions, type_text
+from fractune_workers.children.rewriting.expressions import (
+    bindings_of,
+    is_constant,
+    operands_of,
+    relax_functions,
+    type_text,
+)
 
 _IF = "If"
 _DOMAIN = "fractune"
@@ -263,16 +269,8 @@ def _variables(expr: Any) -> Iterator[Any]:
                 yield from _variables(binding.value)
         yield from _variables(expr.body)
     else:
-        for part in _parts(expr):
+        for part in operands_of(expr):
             yield from _variables(part)
-
-
-def _parts(expr: Any) -> Sequence[Any]:
-    if isinstance(expr, relax.Tuple):
-        return list(expr.fields)
-    if isinstance(expr, relax.TupleGetItem):
-        return [expr.tuple_value]
-    return list(expr.args) if isinstance(expr, relax.Call) else []
 
 
 def _replaced(expr: Any, known: dict[Any, Any]) -> Any:

@@ -16,8 +16,7 @@ from tvm.s_tir.meta_schedule.postproc import PyPostproc
 from tvm.s_tir.schedule import Trace
 
 from fractune_core.targets import capability
-from fractune_workers.children.tvm_api.cuda_target import shared_bytes_at_launch
-from fractune_workers.children.tvm_api.functions import ASYNC_COPIES
+from fractune_workers.children.tvm_api.cuda_target import ASYNC_COPIES, shared_bytes_at_launch
 from fractune_workers.children.tvm_api.traces import write_trace
 
 # A limit on the sums that one thread of a GPU keeps. MetaSchedule has none, and about half of its samples for

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from fractune_core.errors import BadModel
+from fractune_workers.children.compiling.weights import LiftedWeights
 from fractune_workers.children.importing.passes import extract, prepare
-from fractune_workers.children.tvm_api.weights import LiftedWeights
 from tests.support.onnx_models import TARGET, imported, onnx_model, run_imported, run_reference
 from tests.support.unoptimized import machine_of
 

@@ -15,6 +15,7 @@ from onnx import helper
 
 from fractune_core.errors import BadModel
 from fractune_runtime.sessions import OnnxRuntimeSession
+from fractune_workers.children.compiling.weights import LiftedWeights
 from fractune_workers.children.importing.passes import prepare
 from fractune_workers.children.recurrent.activations import Activation
 from fractune_workers.children.recurrent.kernel import recurrence_kernel
@@ -22,7 +23,6 @@ from fractune_workers.children.recurrent.recurrence import Recurrence
 from fractune_workers.children.recurrent.tilings import tiling_for
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from fractune_workers.children.tvm_api.target import missing_features
-from fractune_workers.children.tvm_api.weights import LiftedWeights
 from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported
 
 Array = npt.NDArray[Any]

@@ -12,7 +12,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from fractune_workers.children.searching.operator_search import OperatorSearch, space_for
 from fractune_workers.children.searching.spaces.sketches import FitsRegisters, accumulators
-from fractune_workers.children.tvm_api.functions import ASYNC_COPIES
+from fractune_workers.children.tvm_api.cuda_target import ASYNC_COPIES
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from fractune_workers.children.tvm_api.target import parse_target, vector_unit
 from fractune_workers.children.tvm_api.traces import Workload, read_trace

@@ -13,8 +13,8 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.files.manifests import ALIGNMENT_BYTES
-from fractune_runtime.tvm_runtime.tensors import numpy_dtype
-from fractune_workers.children.tvm_api.functions import called_functions
+from fractune_workers.children.rewriting.expressions import called_functions
+from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.scratch_tensors import pieces_of
 
 _SMALLEST = 16
@@ -72,7 +72,7 @@ class PackedWeights(Iterable[bytes | memoryview]):
         end = 0
         for weight in weights:
             shape = [int(dim) for dim in weight.shape]
-            size = math.prod(shape) * numpy_dtype(str(weight.dtype)).itemsize
+            size = math.prod(shape) * element_bytes(weight.dtype)
             offset = end + -end % ALIGNMENT_BYTES
             self.layout.append({"dtype": str(weight.dtype), "shape": shape, "offset": offset, "size": size})
             end = offset + size
