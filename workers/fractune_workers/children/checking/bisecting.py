@@ -7,14 +7,14 @@ compared with the reference. By halves this finds a value that differs though al
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx
 
 from fractune_core.errors import FractuneError, first_line
 from fractune_runtime.right_outputs import Deadline
-from fractune_workers.children.importing.onnx_graph import names_read
+from fractune_workers.children.importing.onnx_graph import makers_of, names_read, needed_for
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ def first_different(model: onnx.ModelProto, outputs: Sequence[str], differs: Dif
     was seen to differ. Raises FractuneError if that cannot be found out.
     """
     nodes = list(model.graph.node)
+    makers = makers_of(nodes)
     known: dict[str, bool | None] = {}
 
     def test(name: str) -> bool | None:
@@ -41,8 +42,8 @@ def first_different(model: onnx.ModelProto, outputs: Sequence[str], differs: Dif
         return None
     agreeing: set[int] = set()
     while deadline.left_s > 0:
-        place = _maker(nodes, found)
-        before = [at for at in _needed(nodes, found) if at != place and at not in agreeing]
+        place = makers[found]
+        before = [at for at in needed_for([found], nodes) if at != place and at not in agreeing]
         if not before:
             break
         middle = before[len(before) // 2]
@@ -53,8 +54,8 @@ def first_different(model: onnx.ModelProto, outputs: Sequence[str], differs: Dif
         else:
             # What cannot be compared is passed over: a value behind it will tell.
             compared = any(known[name] is False for name in names)
-            agreeing.update(_needed(nodes, names[0]) if compared and names else [middle])
-    return nodes[_maker(nodes, found)]
+            agreeing.update(needed_for(names[:1], nodes) if compared and names else [middle])
+    return nodes[makers[found]]
 
 
 def _tested(model: onnx.ModelProto, nodes: Sequence[Any], name: str, differs: Differs) -> bool | None:
@@ -67,7 +68,7 @@ def _tested(model: onnx.ModelProto, nodes: Sequence[Any], name: str, differs: Di
 
 def cut_at(model: onnx.ModelProto, nodes: Sequence[Any], name: str) -> onnx.ModelProto:
     """The model with this value as its only output, and the nodes that it needs."""
-    kept = [nodes[place] for place in _needed(nodes, name)]
+    kept = [nodes[place] for place in needed_for([name], nodes)]
     read = {each for node in kept for each in names_read(node)} | {name}
     cut = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     cut.graph.name = model.graph.name or "cut"
@@ -77,23 +78,3 @@ def cut_at(model: onnx.ModelProto, nodes: Sequence[Any], name: str) -> onnx.Mode
     cut.graph.sparse_initializer.extend(model.graph.sparse_initializer)
     cut.graph.output.append(onnx.ValueInfoProto(name=name))
     return cut
-
-
-def _needed(nodes: Sequence[Any], name: str) -> list[int]:
-    """The places of the nodes that the value depends on, in their order."""
-    makers = _makers(nodes)
-    found, waiting = set[int](), [name]
-    while waiting:
-        place = makers.get(waiting.pop())
-        if place is not None and place not in found:
-            found.add(place)
-            waiting.extend(names_read(nodes[place]))
-    return sorted(found)
-
-
-def _maker(nodes: Sequence[Any], name: str) -> int:
-    return _makers(nodes)[name]
-
-
-def _makers(nodes: Sequence[Any]) -> Mapping[str, int]:
-    return {name: place for place, node in enumerate(nodes) for name in node.output if name}

@@ -116,9 +116,26 @@ def captured_by(graph: onnx.GraphProto) -> set[str]:
     return {value.name for value in graph.output}.union(*map(names_read, graph.node)) - own - {""}
 
 
+def makers_of(nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
+    """By name of a value: the place of the node that makes it."""
+    return {name: place for place, node in enumerate(nodes) for name in node.output if name}
+
+
+def needed_for(names: Iterable[str], nodes: Sequence[onnx.NodeProto]) -> list[int]:
+    """The places of the nodes that values of these names follow from, in their order."""
+    makers = makers_of(nodes)
+    found, waiting = set[int](), list(names)
+    while waiting:
+        place = makers.get(waiting.pop())
+        if place is not None and place not in found:
+            found.add(place)
+            waiting.extend(names_read(nodes[place]))
+    return sorted(found)
+
+
 def in_order(nodes: Sequence[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
     """The nodes in an order where each comes after the nodes that it reads. Raises BadModel for a cycle."""
-    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    makers = makers_of(nodes)
     before = [{makers[name] for name in names_read(node) if name in makers} for node in nodes]
     if all(made < index for index, needed in enumerate(before) for made in needed):
         return nodes

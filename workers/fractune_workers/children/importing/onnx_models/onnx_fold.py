@@ -178,13 +178,8 @@ class Folding:
 
     def sources(self, name: str) -> list[str]:
         """The inputs of the model that a tensor follows from; none where a subgraph computes it."""
-        makers = {output: node for node in self._model.graph.node for output in node.output if output}
-        found, waiting = set[str](), [name]
-        while waiting:
-            each = waiting.pop()
-            if each not in found:
-                found.add(each)
-                waiting += onnx_graph.names_read(makers[each]) if each in makers else ()
+        nodes = self._model.graph.node
+        found = {name}.union(*(onnx_graph.names_read(nodes[at]) for at in onnx_graph.needed_for([name], nodes)))
         return [value.name for value in self._model.graph.input if value.name in found]
 
     def add_constant(self, name: str, numbers: np.ndarray[Any, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from onnx import helper
 
 from fractune_core.errors import first_line
 from fractune_workers.children.importing.limits import Limits
-from fractune_workers.children.importing.onnx_graph import in_order, name_of_part, names_read, operator_of
+from fractune_workers.children.importing.onnx_graph import in_order, name_of_part, needed_for, operator_of
 from fractune_workers.children.importing.rolling.cells import Entries, Step
 from fractune_workers.children.importing.rolling.chains import Chain, bias_of, chains_of
 from fractune_workers.children.importing.rolling.made import Made
@@ -356,14 +356,6 @@ def _contents(tensor: onnx.TensorProto) -> bytes:
     return nameless.SerializeToString()
 
 
-def _needed(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
+def _needed(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """The nodes that the results of the graph follow from."""
-    nodes = list(nodes)
-    makers = {name: node for node in nodes for name in node.output if name}
-    read, waiting = set[str](), [value.name for value in graph.output]
-    while waiting:
-        name = waiting.pop()
-        if name in makers and name not in read:
-            read.update(makers[name].output)
-            waiting += names_read(makers[name])
-    return [node for node in nodes if read & {*node.output}]
+    return [nodes[at] for at in needed_for((value.name for value in graph.output), nodes)]
