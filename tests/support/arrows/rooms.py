@@ -118,8 +118,7 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 [fractune_workers.children]
 .: CHILD .tvm_api fractune_workers.scratch_dir
 # Processor and arguments are made by TVM's runtime alone: a pack is measured without the compiler.
-.tvm_api: CHILD fractune_runtime.tvm_runtime .tvm_api.prefetches fractune_workers.cuda
-.tvm_api.prefetches: CHILD
+.tvm_api: CHILD fractune_runtime.tvm_runtime fractune_workers.cuda
 .importing: CHILD .importing.limits .layouts .recurrent .rewriting .rewriting.simplifying .tvm_api |
     .importing.onnx_models torch
 .importing.limits: CORE
@@ -142,11 +141,11 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 .triton_kernels.kernels: triton
 .triton_kernels.attention.kernel: triton
 .searching: CHILD .layouts.kernels .recurrent .searching.spaces .triton_kernels .triton_kernels.attention .tvm_api
-.searching.spaces: CHILD .layouts.kernels .tvm_api .tvm_api.prefetches
+.searching.spaces: CHILD .layouts.kernels .tvm_api
 .building: CHILD .recurrent .triton_kernels .triton_kernels.attention .tvm_api fractune_workers.cuda
     fractune_workers.scratch_dir
 .compiling: CHILD .building .fusing .importing .importing.onnx_graph .layouts .layouts.kernels .recurrent .rewriting
-    .triton_kernels .triton_kernels.attention .tvm_api .tvm_api.prefetches
+    .triton_kernels .triton_kernels.attention .tvm_api
 # ONNX Runtime is of the extra `local`; without it ONNX's own reference is there.
 .checking: CHILD fractune_runtime fractune_runtime.tvm_runtime .compiling .importing .importing.limits
     .importing.onnx_graph .tvm_api | onnxruntime

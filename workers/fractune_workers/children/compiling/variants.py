@@ -42,7 +42,7 @@ from fractune_workers.children.triton_kernels.marks import decisions_in, is_mark
 from fractune_workers.children.tvm_api.byte_products import with_byte_products
 from fractune_workers.children.tvm_api.compiled import kernel_digest, object_of, renamed, written
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
-from fractune_workers.children.tvm_api.prefetches.products import with_product_prefetches
+from fractune_workers.children.tvm_api.prefetches import with_product_prefetches
 from fractune_workers.children.tvm_api.traces import Workload, read_trace
 
 # CUDA graphs: kernels of a model that are launched as one, after a first run that TVM captures.

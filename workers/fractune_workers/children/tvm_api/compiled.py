@@ -25,8 +25,7 @@ from fractune_core import __version__
 from fractune_core.names import digest_of
 from fractune_workers.children.tvm_api.arrays import ANCHOR_SIZE, LOOP_SIZE
 from fractune_workers.children.tvm_api.byte_products import with_byte_products
-from fractune_workers.children.tvm_api.prefetches.convolutions import with_convolution_prefetches
-from fractune_workers.children.tvm_api.prefetches.products import with_product_prefetches
+from fractune_workers.children.tvm_api.prefetches import with_convolution_prefetches, with_product_prefetches
 from fractune_workers.children.tvm_api.target import architecture
 
 _PIPELINE = "fractune"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from fractune_core.tir.lookups import CONV, DEPTHWISE, MATMUL
-from fractune_workers.children.tvm_api.prefetches.products import FROM_MEMORY_BYTES
+from fractune_workers.children.tvm_api.prefetches import FROM_MEMORY_BYTES
 
 MOST_BLOCKS, MOST_PIXELS = 9, 28
 _IN_FLIGHT = 8

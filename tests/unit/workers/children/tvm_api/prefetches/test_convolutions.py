@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 
 from fractune_core.tir.lookups import CONV
 from fractune_workers.children.layouts.kernels.direct import Window, conv2d
-from fractune_workers.children.tvm_api.prefetches.convolutions import with_convolution_prefetches
+from fractune_workers.children.tvm_api.prefetches import with_convolution_prefetches
 from tests.support.unoptimized import run_kernel
 
 # TVM's own builder calls what TVM has deprecated.

@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 
 from fractune_core.tir.lookups import MATMUL
 from fractune_workers.children.layouts.kernels import direct
-from fractune_workers.children.tvm_api.prefetches.products import FROM_MEMORY_BYTES, with_product_prefetches
+from fractune_workers.children.tvm_api.prefetches import FROM_MEMORY_BYTES, with_product_prefetches
 from tests.support.unoptimized import run_kernel
 
 # TVM's own builder calls what TVM has deprecated.

@@ -1,13 +1,13 @@
-"""Convolutions, direct or Winograd's, request their next weights while they compute with the present ones.
+"""Kernels request weights before they read them: passes over scheduled convolutions and matrix products.
 
-A tile of weights serves many pixels. The first pixels wait until the weights have come from memory. All others find
-them in a cache, and the memory is idle. The processor's own prefetcher does not run ahead of a stream that stops so
-often. So every step over the pixels requests a part of the next tile.
+A tile of weights serves many pixels or rows, as many at a time as the registers hold. The first of them would wait for
+weights that come from memory, and the memory would wait during the others. The processor's own prefetcher does not run
+ahead of a stream that stops so often. So every step over the pixels or rows requests a part of the next tile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,15 +17,51 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
+from fractune_core.tir.lookups import MATMUL
+
+_SECOND_CACHE, _ALL_CACHES = 2, 3
+"""LLVM's localities: the caches that a line goes into"""
+_READ, _DATA = 0, 1
+"""other arguments of LLVM's prefetch: no write is expected, and the line holds no instructions"""
+
+
+def _prefetch(weights: Any, at: Sequence[Any], locality: int) -> Any:
+    """The request of a line of the weights."""
+    address = tirx.address_of(tirx.BufferLoad(weights, list(at)))
+    return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, _READ, locality, _DATA))
+
+
+def _beginning(function: Any, prefetches: Mapping[Any, Sequence[Any]]) -> Any:
+    """The function whose loops, by their variables, begin each iteration with prefetches."""
+
+    def begun(loop: Any) -> Any:
+        if loop.loop_var not in prefetches:
+            return loop
+        body = tirx.SeqStmt([*prefetches[loop.loop_var], loop.body])
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, begun)))
+
+
+def _variables(expression: Any) -> set[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expression, (tvm.ir.Var, found.append))
+    return set(found)
+
+
+def _replaced(expression: Any, values: Mapping[Any, Any]) -> Any:
+    return tvm_ffi.structural_map(expression, (tvm.ir.Var, lambda var: values.get(var, var)))
+
+
+# Convolutions, direct or Winograd's
+
 _ELEMENT, _LINE = "float32", 16
 """elements of a cache line"""
 _AXES = 6
-"""of a convolution's weights; products have prefetches of their own (`products.py`)"""
+"""of a convolution's weights; products have prefetches of their own (below)"""
 _FEWEST_ELEMENTS = 1 << 16
 """of the weights: fewer are soon in the second cache"""
 _FEWEST_LINES, _MOST_LINES_AT_ONCE = 16, 16
-_SECOND_CACHE, _DATA = 2, 1
-"""LLVM's locality and kind of cache"""
 
 
 @dataclass(frozen=True)
@@ -85,17 +121,11 @@ def with_convolution_prefetches(mod: tvm.IRModule) -> tvm.IRModule:
 def _with_prefetches(function: Any) -> Any:
     loops = _as_loops(function)
     products = ((around, load) for around, store in _stores(loops.body, ()) for load in _weights(loops, around, store))
-    prefetches = dict(filter(None, (_prefetch(around, load) for around, load in products)))
+    prefetches = dict(filter(None, (_of_tile(around, load) for around, load in products)))
     if not prefetches:
         return function
 
-    def begun(loop: Any) -> Any:
-        if loop.loop_var not in prefetches:
-            return loop
-        body = tirx.SeqStmt([prefetches[loop.loop_var], loop.body])
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)
-
-    return loops.with_body(tvm_ffi.structural_map(loops.body, (tirx.For, begun)))
+    return _beginning(loops, prefetches)
 
 
 def _as_loops(function: Any) -> Any:
@@ -151,7 +181,7 @@ def _is_large(argument: Any) -> bool:
     return len(shape) == _AXES and argument.ty.dtype == _ELEMENT and prod(map(int, shape)) >= _FEWEST_ELEMENTS
 
 
-def _prefetch(around: Sequence[Any], load: Any) -> tuple[Any, Any] | None:
+def _of_tile(around: Sequence[Any], load: Any) -> tuple[Any, list[Any]] | None:
     """The variable of a loop, and the prefetches with which each of its iterations begins; None where no tile of
     weights is used several times.
     """
@@ -173,10 +203,9 @@ def _prefetch(around: Sequence[Any], load: Any) -> tuple[Any, Any] | None:
     begin = _replaced(_offset(load), inside) + loops[ahead].step
     element = begin + tile.element(position * at_once + line)
     first = [tirx.const(0, "int64")] * (len(load.indices) - 1)
-    address = tirx.address_of(tirx.BufferLoad(load.source, [*first, element]))
-    request = tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, 0, _SECOND_CACHE, _DATA))
+    request = _prefetch(load.source, [*first, element], _SECOND_CACHE)
     zero, extent = tirx.const(0, "int64"), tirx.const(at_once, "int64")
-    return loops[last].variable, tirx.For(line, zero, extent, tirx.ForKind.UNROLLED, request)
+    return loops[last].variable, [tirx.For(line, zero, extent, tirx.ForKind.UNROLLED, request)]
 
 
 def _begins_tile(loops: Sequence[_Loop], at: int) -> bool:
@@ -224,11 +253,86 @@ def _step(offset: Any, variable: Any) -> int | None:
     return int(step) if isinstance(step, tirx.IntImm) else None
 
 
-def _variables(expression: Any) -> set[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, (tvm.ir.Var, found.append))
-    return set(found)
+# Matrix products
+
+FROM_MEMORY_BYTES = 2**23
+"""Weights from which on a product prefetches. Smaller ones may still be in the last cache from the run before, and
+prefetches would cost some percent."""
+_LINE_BYTES = 64
+_NAMES = (MATMUL, f"{MATMUL}_update")
+"""of a product, and of one whose sums begin in a block of their own"""
 
 
-def _replaced(expression: Any, values: dict[Any, Any]) -> Any:
-    return tvm_ffi.structural_map(expression, (tvm.ir.Var, lambda var: values.get(var, var)))
+def with_product_prefetches(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with prefetches in each product that is scheduled, parallel, and reads its many weights repeatedly."""
+    functions = {name: each for name, each in mod.functions.items() if isinstance(each, tirx.PrimFunc)}
+    found = {name: product for name, each in functions.items() if (product := _product_of(each)) is not None}
+    if not found:
+        return mod
+    changed = mod.clone()
+    for name, product in found.items():
+        prefetches = {product.loops[-1].loop_var: list(product.prefetches())}
+        changed.update_func(name, _beginning(functions[name], prefetches))
+    return changed
+
+
+@dataclass(frozen=True)
+class _Product:
+    weights: Any
+    begin: Sequence[Any]
+    """indices of the first weight of the next tile"""
+    tile_bytes: int
+    """of the weights that a turn of the parallel loop reads"""
+    loops: Sequence[Any]
+    """inside the parallel one, down to the outermost loop of the reduction: each of its turns is a chunk"""
+
+    def prefetches(self) -> Iterable[Any]:
+        """Those of a chunk: its part of the next tile."""
+        chunks = prod(int(loop.extent) for loop in self.loops)
+        lines = -(-self.tile_bytes // (chunks * _LINE_BYTES))
+        chunk: Any = 0
+        for loop in self.loops:
+            chunk = chunk * loop.extent + loop.loop_var
+        *outer, last = self.begin
+        for line in range(lines):
+            offset = (chunk * lines + line) * (_LINE_BYTES // tvm.DataType(str(self.weights.ty.dtype)).itemsize)
+            yield _prefetch(self.weights, [*outer, last + offset], _ALL_CACHES)
+
+
+def _product_of(function: Any) -> _Product | None:
+    way = _way_to_product(function.body)
+    outer = next((at for at, loop in enumerate(way[:-1]) if loop.kind == tirx.ForKind.PARALLEL), None)
+    if outer is None:
+        return None
+    *loops, realize = way
+    parallel, *inside = loops[outer:]
+    axes = dict(zip((axis.var for axis in realize.block.iter_vars), realize.iter_values, strict=True))
+    weights = realize.block.reads[-1]
+    dims = [int(dim) for dim in weights.source.ty.shape]
+    width = tvm.DataType(str(weights.source.ty.dtype)).itemsize
+    if weights.source not in list(function.params) or prod(dims) * width < FROM_MEMORY_BYTES:
+        return None
+    indices = [_replaced(part.min, axes) for part in weights.region]
+    # Only the last index of the data is reduced; the weights' last but one is the same.
+    depth = _variables(indices[-2])
+    chunked = next((at for at, loop in enumerate(inside) if int(loop.extent) > 1 and loop.loop_var in depth), None)
+    if chunked is None or not any(int(loop.extent) > 1 for loop in inside[:chunked]):
+        return None
+    zero = tirx.const(0, str(parallel.loop_var.ty.dtype))
+    next_tile = {loop.loop_var: zero for loop in inside} | {parallel.loop_var: parallel.loop_var + 1}
+    tile = prod(int(loop.extent) for loop in inside if any(loop.loop_var in _variables(index) for index in indices))
+    return _Product(
+        weights.source, [_replaced(index, next_tile) for index in indices], tile * width, inside[: chunked + 1]
+    )
+
+
+def _way_to_product(stmt: Any) -> list[Any]:
+    """The loops around a product, outermost first, and the product's block behind them; nothing without a product."""
+    if isinstance(stmt, s_tir.SBlockRealize):
+        return [stmt] if stmt.block.name_hint in _NAMES else _way_to_product(stmt.block.body)
+    if isinstance(stmt, tirx.SeqStmt):
+        return next(filter(None, map(_way_to_product, stmt.seq)), [])
+    if isinstance(stmt, tirx.For):
+        inner = _way_to_product(stmt.body)
+        return [stmt, *inner] if inner else []
+    return []
