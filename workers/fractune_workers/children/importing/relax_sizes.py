@@ -1,5 +1,5 @@
-"""A module whose size is counted before a pass folds its constants or lowers it, and which is refused if it is
-malformed; the memory of one inference by its types.
+"""The size of a module, counted before a pass folds its constants or lowers it; the memory of one inference by its
+types. A malformed module is refused.
 """
 
 from __future__ import annotations
