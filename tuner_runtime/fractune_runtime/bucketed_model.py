@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fractune_core.agreement import differences, rounding
 from fractune_core.analysis.match import How
@@ -26,10 +26,7 @@ from fractune_runtime.model import Model, warn_caller
 from fractune_runtime.sessions import Feeder, RuntimeMissing, Session, held_session, keep_forever, open_shapes
 from fractune_runtime.tvm_runtime.drawing import random_inputs
 from fractune_runtime.tvm_runtime.interface import Bound, Interface
-from fractune_runtime.tvm_runtime.tensors import TensorSpec, open_arrays
-
-if TYPE_CHECKING:
-    from fractune_runtime.tvm_runtime.tensors import Array
+from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec, open_arrays
 
 _MOST_KNOWN = 4096
 """ways of requests that are kept, by the shapes"""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fractune_core.errors import BadBundle, FractuneError, ShareUnavailable, first_line
 from fractune_core.files.bundles import Bundle
@@ -19,12 +19,8 @@ from fractune_core.share_kinds import CPU, kind_of
 from fractune_core.shares import Share
 from fractune_runtime.tvm_runtime import tensors
 from fractune_runtime.tvm_runtime.runtime import Weights, compiler_function, load_runtime, with_denormals
-from fractune_runtime.tvm_runtime.tensors import TensorSpec
+from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec
 from fractune_runtime.tvm_runtime.variants import MISFITS, Variant, load_variant, misfit
-
-if TYPE_CHECKING:
-    from fractune_runtime.tvm_runtime.tensors import Array
-
 
 _SHAPE_CHECK = "match_cast"
 """TVM's RuntimeError for a shape that the code does not take has this text. Other failures of a run, such as refused

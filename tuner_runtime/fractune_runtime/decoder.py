@@ -17,15 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from fractune_core.errors import BadRequest
+from fractune_core.files.bundles import Bundle
 from fractune_core.files.manifests import LOGITS, MASK, NEXT_TOKEN
-from fractune_runtime.tvm_runtime.tensors import CacheRows, TensorSpec, array_of, as_arrays
-
-if TYPE_CHECKING:
-    from fractune_core.files.bundles import Bundle
-    from fractune_runtime.tvm_runtime.tensors import Array
+from fractune_runtime.tvm_runtime.tensors import Array, CacheRows, TensorSpec, array_of, as_arrays
 
 IDS = ("input_ids", "decoder_input_ids", "tokens", "ids")
 POSITIONS = ("position_ids", "cache_position")

@@ -17,20 +17,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from fractune_core.codec.plain_json import is_storable, json_bytes, strict_json
 from fractune_core.errors import BadRequest, FractuneError, first_line, shortened
 from fractune_core.files.buckets import BATCH
 from fractune_core.share_kinds import CPU
 from fractune_runtime.bucketed_model import BucketedModel
+from fractune_runtime.choosing import VariantChoice
 from fractune_runtime.loading import load, open_bundle
 from fractune_runtime.model import Model
 from fractune_runtime.replica_pool import ReplicaPool
-
-if TYPE_CHECKING:
-    from fractune_runtime.choosing import VariantChoice
-    from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec
+from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec
 
 LATENCY_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """of the histogram of latencies"""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fractune_core.cuda import (
     MPS_PARTITION,
@@ -33,12 +33,8 @@ from fractune_core.targets import arch_of, runs_on
 from fractune_runtime.cpu import ShareHere, check_host_code, share_here
 from fractune_runtime.tvm_runtime import runtime, tensors
 from fractune_runtime.tvm_runtime.runtime import Weights
-from fractune_runtime.tvm_runtime.tensors import TensorSpec
+from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec
 from fractune_runtime.tvm_runtime.variants import Variant, load_variant, misfit
-
-if TYPE_CHECKING:
-    from fractune_runtime.tvm_runtime.tensors import Array
-
 
 _LOST = "after an error of a kernel CUDA refuses this process all further work: start it again"
 _MEMORY_TOLERANCE = 0.1

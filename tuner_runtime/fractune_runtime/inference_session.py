@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest
@@ -31,10 +31,7 @@ from fractune_runtime.io_binding import IOBinding, input_of, invalid_argument, o
 from fractune_runtime.kept_caches import KeptCaches
 from fractune_runtime.loading import model_of, open_bundle
 from fractune_runtime.model import Model, warn_caller
-from fractune_runtime.tvm_runtime.tensors import TensorSpec
-
-if TYPE_CHECKING:
-    from fractune_runtime.tvm_runtime.tensors import Array
+from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec
 
 Providers = Sequence[str | tuple[str, dict[Any, Any]]]
 Callback = Callable[[list[Any], Any, str], None]

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 from fractune_core.errors import BadRequest
 from fractune_core.share_kinds import CPU
 from fractune_runtime.sessions import TYPES
-from fractune_runtime.tvm_runtime.tensors import numpy_dtype
+from fractune_runtime.tvm_runtime.tensors import Array, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from fractune_runtime.tvm_runtime.tensors import Array
 
 Run = Callable[[list[str], dict[str, Any]], "list[Array]"]
 """the outputs of these names, for inputs by name"""

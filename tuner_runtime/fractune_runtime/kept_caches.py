@@ -19,11 +19,10 @@ from fractune_core.errors import BadRequest
 from fractune_core.files.manifests import MASK
 from fractune_runtime.decoder import IDS, POSITIONS, DecoderSession
 from fractune_runtime.io_binding import OrtValue, input_of, invalid_argument, onnx_type
-from fractune_runtime.tvm_runtime.tensors import CacheRows, fits
+from fractune_runtime.tvm_runtime.tensors import Array, CacheRows, fits
 
 if TYPE_CHECKING:
     from fractune_runtime.model import Model
-    from fractune_runtime.tvm_runtime.tensors import Array
 
 _MOST_MEMORIES = 4
 """of programs that bind one after the other"""

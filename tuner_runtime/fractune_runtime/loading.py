@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest
@@ -17,9 +17,7 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.served import ServiceGoal
 from fractune_runtime.model import Model
 from fractune_runtime.tvm_runtime.interface import Interface
-
-if TYPE_CHECKING:
-    from fractune_runtime.tvm_runtime.tensors import TensorSpec
+from fractune_runtime.tvm_runtime.tensors import TensorSpec
 
 
 def load(

@@ -26,13 +26,12 @@ from fractune_runtime.tvm_runtime import tensors
 from fractune_runtime.tvm_runtime.drawing import random_inputs
 from fractune_runtime.tvm_runtime.interface import Bound, BoundMemory, Interface, Slots, padded
 from fractune_runtime.tvm_runtime.runtime import Weights
-from fractune_runtime.tvm_runtime.tensors import KeptInputs, TensorSpec, are_worth_keeping
+from fractune_runtime.tvm_runtime.tensors import Array, KeptInputs, TensorSpec, are_worth_keeping
 from fractune_runtime.tvm_runtime.variants import Variant, of_last_token
 
 if TYPE_CHECKING:
     from fractune_core.analysis.inside import Inside
     from fractune_runtime.decoder import DecoderSession
-    from fractune_runtime.tvm_runtime.tensors import Array
 
 LOOK_S = 0.5
 """from one look to the next at least; a change is to be noticed within a second"""

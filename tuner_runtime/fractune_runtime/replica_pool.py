@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from fractune_core.analysis.cpu_limits.limits import POOL_COST_S, SPIN_S, Service, loop_per_s, threads_text
 from fractune_core.analysis.cpu_limits.prediction import predictable
@@ -30,11 +30,8 @@ from fractune_runtime.model import Backend, ShareFollower, backend_for, warn_if_
 from fractune_runtime.runner import begin_in_forked_children, parts, settle, started
 from fractune_runtime.tvm_runtime.drawing import random_inputs
 from fractune_runtime.tvm_runtime.interface import Interface
+from fractune_runtime.tvm_runtime.tensors import Array
 from fractune_runtime.tvm_runtime.variants import Variant
-
-if TYPE_CHECKING:
-    from fractune_runtime.tvm_runtime.tensors import Array
-
 
 _EQUAL = 0.02
 """Predicted rates that differ by less count as equal"""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from fractune_core.errors import BadModel, FractuneError, first_line
 from fractune_core.files.buckets import input_shapes
@@ -27,12 +27,8 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import EXACT_ONNX_RUNTIME, MODEL, ONLY_ONNX, ONNX_RUNTIME, OPENVINO, Runtime
 from fractune_core.model_inputs import constants_in, fitting_shape, parse_numbers, shapes_in
 from fractune_runtime.tvm_runtime.drawing import accepted_integers, telling_ranges, typical_inputs
-from fractune_runtime.tvm_runtime.tensors import TensorSpec, as_array, as_tensor, numpy_dtype
+from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec, as_array, as_tensor, numpy_dtype
 from fractune_runtime.tvm_runtime.variants import Called
-
-if TYPE_CHECKING:
-    from fractune_runtime.tvm_runtime.tensors import Array
-
 
 _DEFAULTS: Mapping[str, str] = MappingProxyType({})
 _SETTINGS: dict[str, dict[str, str]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.bundles import Bundle
@@ -20,11 +20,8 @@ from fractune_runtime.tvm_runtime import tensors
 from fractune_runtime.tvm_runtime.drawing import random_inputs
 from fractune_runtime.tvm_runtime.interface import Bound, BoundMemory
 from fractune_runtime.tvm_runtime.runtime import Weights
-from fractune_runtime.tvm_runtime.tensors import TensorSpec
+from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec
 from fractune_runtime.tvm_runtime.variants import Called
-
-if TYPE_CHECKING:
-    from fractune_runtime.tvm_runtime.tensors import Array
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fractune.comparing.interleaved import Times, time_interleaved, time_loops
 from fractune_core.agreement import Precision, differences, is_half, judge, nothing_shown
@@ -39,10 +39,7 @@ from fractune_runtime.sessions import (
     settings_of,
 )
 from fractune_runtime.tvm_runtime.drawing import changed, typical_inputs
-from fractune_runtime.tvm_runtime.tensors import TensorSpec
-
-if TYPE_CHECKING:
-    from fractune_runtime.tvm_runtime.tensors import Array
+from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,10 @@ from fractune_core.model_inputs import is_mask
 from fractune_runtime.bucketed_model import BucketedModel
 from fractune_runtime.sessions import Feeder, open_session, open_shapes, settings_of
 from fractune_runtime.tvm_runtime.drawing import accepted_integers, telling_ranges, typical_inputs
-from fractune_runtime.tvm_runtime.tensors import TensorSpec
+from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from fractune_runtime.tvm_runtime.tensors import Array
 
 
 _FEW_KINDS = ("positive", "normal", "masked", "last", "last")

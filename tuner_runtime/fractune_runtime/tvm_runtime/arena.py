@@ -10,14 +10,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fractune_core.files.plans import ARENA, Plan, plan_name
 from fractune_runtime.tvm_runtime.runtime import CPU, lasting_bytes
-from fractune_runtime.tvm_runtime.tensors import CacheRows, TensorSpec, array_of, as_tensor, numpy_dtype
-
-if TYPE_CHECKING:
-    from fractune_runtime.tvm_runtime.tensors import Array
+from fractune_runtime.tvm_runtime.tensors import Array, CacheRows, TensorSpec, array_of, as_tensor, numpy_dtype
 
 _DL_TENSOR = [
     ("data", "u8"), ("device", "i4", 2), ("dimensions", "i4"), ("code", "u1"), ("bits", "u1"), ("lanes", "u2"),

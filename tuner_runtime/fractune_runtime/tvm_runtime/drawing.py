@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 from fractune_core.agreement import blank_outputs
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.model_inputs import is_mask
-from fractune_runtime.tvm_runtime.tensors import TensorSpec, numpy_dtype
+from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from fractune_runtime.tvm_runtime.tensors import Array
 
 
 def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, Array]:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fractune_core.errors import BadBundle, BadRequest, shortened
 from fractune_core.files.bundles import Bundle
 from fractune_runtime.tvm_runtime.runtime import aligned_bytes
 from fractune_runtime.tvm_runtime.tensors import (
+    Array,
     TensorSpec,
     array_of,
     as_array,
@@ -28,10 +29,6 @@ from fractune_runtime.tvm_runtime.tensors import (
     readable,
     specs_of,
 )
-
-if TYPE_CHECKING:
-    from fractune_runtime.tvm_runtime.tensors import Array
-
 
 _MOST_CHARACTERS = 40
 """of a constant's numbers in a message"""

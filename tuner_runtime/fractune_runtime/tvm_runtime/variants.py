@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fractune_core.errors import BadBundle, first_line
 from fractune_core.files.bundles import Bundle
@@ -16,10 +16,7 @@ from fractune_core.files.plans import Plan
 from fractune_runtime.tvm_runtime.arena import Planned, check_parameters, entry_of, read_plan
 from fractune_runtime.tvm_runtime.interface import Interface
 from fractune_runtime.tvm_runtime.runtime import CPU, Weights, copy_tensor, tvm_function
-from fractune_runtime.tvm_runtime.tensors import CacheRows, TensorSpec, as_array, flat
-
-if TYPE_CHECKING:
-    from fractune_runtime.tvm_runtime.tensors import Array
+from fractune_runtime.tvm_runtime.tensors import Array, CacheRows, TensorSpec, as_array, flat
 
 _POOLED_ALLOCATOR = 2
 """TVM's number for it"""
