@@ -85,7 +85,7 @@ def attacks(secret: Path, folder: Path, victim: int) -> Mapping[str, Any]:
 
 def endless() -> Mapping[str, Any]:
     """Those that end only with their process."""
-    return {"sleeping": _call("pause", dtype="int32"), "aborting": _call("abort", dtype="int32")}
+    return {"sleeping": _call("poll", 0, 0, -1, dtype="int32"), "aborting": _call("abort", dtype="int32")}
 
 
 def operator(expression: Any, far: int = 0) -> tvm.IRModule:

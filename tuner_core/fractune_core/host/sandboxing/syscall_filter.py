@@ -1,7 +1,8 @@
-"""A filter of system calls (seccomp): the kernel refuses each listed call with EPERM, to children too.
+"""Filters of system calls (seccomp): the kernel refuses a call with EPERM, to children too.
 
-It lists refused calls, not allowed ones. It closes ways out of a process (sockets, other processes, other files' owners
-and modes, namespaces), and new versions of libraries must not trip over it.
+The first one lists refused calls: ways out of a process (sockets, other processes, other files' owners and modes,
+namespaces). New versions of the libraries that read and compile must not trip over it. Machine code of strangers needs
+no library: the process that runs it has a second filter, which lists the allowed calls.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import errno
 import os
 import resource
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 _Numbers = tuple[int | None, int | None]
 """x86-64, aarch64; None where the architecture lacks the call"""
@@ -178,6 +179,38 @@ _MAKING_FILES: dict[str, _Numbers] = {
     "renameat": (264, 38),
     "renameat2": (316, 276),
 }
+_MEASURING = {
+    "its worker's link, its log, and what it may read": """
+        read:0:63 readv:19:65 pread64:17:67 preadv:295:69 preadv2:327:286 write:1:64 writev:20:66 close:3:57
+        close_range:436:436
+        lseek:8:62 dup:32:23 fcntl:72:25 ioctl:16:29 poll:7:- ppoll:271:73 select:23:- pselect6:270:72
+        fstat:5:80 stat:4:- lstat:6:- newfstatat:262:79 statx:332:291 access:21:- faccessat:269:48
+        faccessat2:439:439 readlink:89:- readlinkat:267:78 getdents64:217:61 getcwd:79:17 statfs:137:43
+        fstatfs:138:44
+    """,
+    "memory": """
+        mmap:9:222 munmap:11:215 mremap:25:216 mprotect:10:226 madvise:28:233 brk:12:214
+    """,
+    "threads and signals of its own, as far as the first filter lets it": """
+        clone:56:220 exit:60:93 exit_group:231:94 futex:202:98 futex_waitv:449:449 futex_wake:454:454
+        futex_wait:455:455 futex_requeue:456:456 set_robust_list:273:99 get_robust_list:274:100
+        set_tid_address:218:96 rseq:334:293 membarrier:324:283 arch_prctl:158:- map_shadow_stack:453:453
+        prctl:157:167 gettid:186:178 getpid:39:172 getppid:110:173 getpgid:121:155 sched_yield:24:124
+        getcpu:309:168 sched_getaffinity:204:123 sched_setaffinity:203:122 sched_getparam:143:121
+        sched_getscheduler:145:120 sched_get_priority_min:147:126 sched_get_priority_max:146:125
+        rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139 rt_sigpending:127:136 sigaltstack:131:132
+        restart_syscall:219:128 kill:62:129 tgkill:234:131
+    """,
+    "time, and what the system is": """
+        clock_gettime:228:113 clock_getres:229:114 clock_nanosleep:230:115 nanosleep:35:101 gettimeofday:96:169
+        time:201:- times:100:153 uname:63:160 sysinfo:99:179 getrusage:98:165 getrlimit:97:163 prlimit64:302:261
+        getrandom:318:278 getuid:102:174 geteuid:107:175 getgid:104:176 getegid:108:177
+    """,
+}
+"""What a process that runs candidates may call once it is ready, as NAME:X86-64:AARCH64. A traced process made these
+calls, or other versions of the C library, of Python and of TVM make them in their place."""
+_NEWEST = 466
+"""Calls with a higher number are newer than this list: the C library does without them if the kernel has none."""
 _NOT_THERE: dict[str, _Numbers] = {"clone3": (435, 435)}
 """refused as by an older kernel: a filter cannot see its flags, and glibc calls `clone` instead"""
 
@@ -236,9 +269,10 @@ _REFUSED_WHEN: _When = {
     "ioprio_set": ((251, 30), ((_is_not(_low(0), _ONE_PROCESS_IO),), (_is_not(_low(1), _OWN),))),
 }
 
+_TO_WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _WRITING: _When = {
-    "open": ((2, None), (((_low(1), _IF_ANY_BIT, os.O_WRONLY | os.O_RDWR | os.O_CREAT, True),),)),
-    "openat": ((257, 56), (((_low(2), _IF_ANY_BIT, os.O_WRONLY | os.O_RDWR | os.O_CREAT, True),),)),
+    "open": ((2, None), (((_low(1), _IF_ANY_BIT, _TO_WRITE, True),),)),
+    "openat": ((257, 56), (((_low(2), _IF_ANY_BIT, _TO_WRITE, True),),)),
 }
 
 
@@ -274,7 +308,14 @@ class _Program(ctypes.Structure):
 
 def refuse_to_write_files() -> None:
     """Let no thread of this process open a file to write, or make one, from now on. Raises OSError as below."""
-    _install([_MAKING_FILES], _WRITING, _SPEC_ALLOW | _ALL_THREADS)
+    _install(lambda column: _refusing(column, [_MAKING_FILES], _WRITING), _SPEC_ALLOW | _ALL_THREADS)
+
+
+def allow_measuring_only() -> None:
+    """Let the threads of this process make from now on only the calls of a measurement, in addition to the filter that
+    they have. They open files to read alone. Raises OSError as below.
+    """
+    _install(_allowing, _SPEC_ALLOW | _ALL_THREADS)
 
 
 def refuse_system_calls(refused: Collection[str] = (), spared: Collection[str] = ()) -> None:
@@ -285,37 +326,54 @@ def refuse_system_calls(refused: Collection[str] = (), spared: Collection[str] =
     """
     groups = [calls for name, calls in _REFUSED.items() if name not in spared]
     groups += [calls for name, calls in _TO_RUN.items() if name in refused]
-    _install(groups, _conditional([*refused, *spared]), _SPEC_ALLOW)
+    when = _conditional([*refused, *spared])
+    _install(lambda column: _refusing(column, groups, when), _SPEC_ALLOW)
 
 
-def _install(groups: Sequence[dict[str, _Numbers]], conditional: _When, flags: int) -> None:
+def _install(rules: Callable[[int], Iterator[_Step]], flags: int) -> None:
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"the system calls of {machine} are not known here")
     architecture, column = _ARCHITECTURES[machine]
-    steps = _steps(architecture, column, groups, conditional)
-    instructions = b"".join(struct.pack("HBBI", *step) for step in steps)
+    instructions = b"".join(struct.pack("HBBI", *step) for step in [*_begin(architecture), *rules(column)])
     program = _Program(len(instructions) // 8, instructions)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(ctypes.c_long(_SECCOMP[column]), _SET_FILTER, flags, ctypes.byref(program)) != 0:
         raise OSError(ctypes.get_errno(), "the kernel takes no filter of system calls")
 
 
-def _steps(
-    architecture: int, column: int, groups: Sequence[dict[str, _Numbers]], conditional: _When
-) -> Iterator[_Step]:
+def _begin(architecture: int) -> Iterator[_Step]:
     yield (_LOAD, 0, 0, _ARCHITECTURE_AT)
     yield from _unless(_IF_EQUAL, architecture, _REFUSE)
     yield (_LOAD, 0, 0, _NUMBER_AT)
     yield from _if(_IF_AT_LEAST, _X32, [(_RETURN, 0, 0, _REFUSE)])
+
+
+def _refusing(column: int, groups: Sequence[dict[str, _Numbers]], conditional: _When) -> Iterator[_Step]:
     for error, calls in ((errno.EPERM, groups), (errno.ENOSYS, [_NOT_THERE])):
         for listed in _numbers(calls, column):
             yield from _if(_IF_EQUAL, listed, [(_RETURN, 0, 0, _ERROR | error)])
+    yield from _checking(column, conditional)
+    yield (_RETURN, 0, 0, _ALLOW)
+
+
+def _allowing(column: int) -> Iterator[_Step]:
+    for call in " ".join(_MEASURING.values()).split():
+        number = call.split(":")[1 + column]
+        if number != "-":
+            yield from _if(_IF_EQUAL, int(number), [(_RETURN, 0, 0, _ALLOW)])
+    yield from _checking(column, _WRITING)
+    for listed in _numbers([_NOT_THERE], column):
+        yield from _if(_IF_EQUAL, listed, [(_RETURN, 0, 0, _ERROR | errno.ENOSYS)])
+    yield from _if(_IF_AT_LEAST, _NEWEST + 1, [(_RETURN, 0, 0, _ERROR | errno.ENOSYS)])
+    yield (_RETURN, 0, 0, _REFUSE)
+
+
+def _checking(column: int, conditional: _When) -> Iterator[_Step]:
     for numbers, checked in conditional.values():
         if (number := numbers[column]) is not None:
             checks = [step for conditions in checked for step in _refuse_when(conditions)]
             yield from _if(_IF_EQUAL, number, [*checks, (_RETURN, 0, 0, _ALLOW)])
-    yield (_RETURN, 0, 0, _ALLOW)
 
 
 def _numbers(groups: Sequence[dict[str, _Numbers]], column: int) -> Iterator[int]:
