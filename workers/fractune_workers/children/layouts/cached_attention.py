@@ -1,6 +1,8 @@
 """Attention over a cache that an exporter wrote as products and a softmax: one operator again.
 
-The written-out form turns all keys of the cache round before the product, which is a copy of the cache.
+The written-out form turns all keys of the cache round before the product, which is a copy of the cache. Attention over
+keys of an encoder, which are an input, is one operator for a few queries. For more of them, products in blocks are
+faster, and the turned keys are a small part.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_workers.children.layouts.attention import Attention, attended
+from fractune_workers.children.layouts.kernels.attention import MOST_ROWS
 from fractune_workers.children.rewriting.caches import caches_of
 from fractune_workers.children.rewriting.expressions import bound_call, numbers_of, operator_of, shape_of
 
@@ -54,6 +57,7 @@ class _Finder(PyExprMutator):
     def __init__(self, mod: tvm.IRModule, pasts: list[Any]) -> None:
         super().__init__(mod)
         self._pasts = pasts
+        self._inputs = list(mod["main"].params)
 
     def visit_call_(self, op: Any) -> Any:
         call = super().visit_call_(op)
@@ -77,6 +81,8 @@ class _Finder(PyExprMutator):
         if keys is None or len(shape_of(product.args[0])) != _RANK:
             return None
         of = _sizes(product.args[0], keys, values, factor * more)
+        if of is not None and of.group * of.tokens > MOST_ROWS and self._is_input(keys):
+            return None
         bias = None if of is None else self._bias(mask, (of.batch, of.heads, of.tokens, of.keys))
         if of is None or (mask is not None and bias is None):
             return None
@@ -108,7 +114,7 @@ class _Finder(PyExprMutator):
         return expr, 1.0
 
     def _cache(self, expr: Any) -> Any | None:
-        """The cache that a value is, perhaps with each of its heads several times; None for others."""
+        """The cache or the input that a value is; a cache perhaps with each of its heads several times. Else None."""
         wide, rows = expr, shape_of(expr)[2:] if len(shape_of(expr)) == _RANK else ()
         while True:
             value: Any = self.builder_.lookup_binding(expr) if isinstance(expr, relax.Var) else None
@@ -122,9 +128,14 @@ class _Finder(PyExprMutator):
                 first = value.args[1].fields[0]
                 is_cache = any(first.same_as(past) for past in self._pasts) and rows == shape_of(value)[2:]
                 return expr if is_cache and (expr is wide or shape_of(wide)[0] == shape_of(value)[0]) else None
+            elif self._is_input(expr):
+                return expr if expr is wide else None
             elif name not in _SAME_NUMBERS or not _has_as_many(value.args[0], rows):
                 return None
             expr = value.args[0]
+
+    def _is_input(self, expr: Any) -> bool:
+        return any(expr.same_as(each) for each in self._inputs)
 
     def _bias(self, mask: Any, shape: tuple[int, ...]) -> Any | None:
         """The mask with an axis for each of the scores', of one number or all."""

@@ -24,6 +24,7 @@ from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.onnx_models.onnx_model import load_onnx
 from fractune_workers.children.importing.passes import prepare
 from tests.support.decoders import HEAD, KEY_HEADS, shapes_of, write_decoder
+from tests.support.translators import HEADS, LAYERS, SIDE, write_recogniser
 from tests.unit.workers.children.layouts.networks import Array, Network, calls, inputs_of, loaded, network, outputs
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
@@ -248,3 +249,12 @@ def test_new_rows_are_written_into_the_callers_buffers(tmp_path: Path) -> None:
         wrong = CacheRows(TensorSpec("key", dtype, CACHE), AXIS, rows, before=0)
         with pytest.raises(ValueError, match=rf"its cache is float32\[1, {KEY_HEADS}, {KEYS}, {HEAD}\], not {dtype}"):
             code.cached.bound([*given, wrong, wrong], [result])
+
+
+def test_a_step_reads_the_keys_of_an_encoder_as_they_are(tmp_path: Path) -> None:
+    data = write_recogniser(tmp_path)[1].read_bytes()
+    own = {f"past_{part}_self_{layer}": [1, HEADS, PAST, SIDE] for layer in range(LAYERS) for part in ("key", "value")}
+    for tokens, operators in ((1, 2 * LAYERS), (5, LAYERS)):
+        inputs = {"input_ids": [1, tokens], "attention_mask": [1, PAST + tokens], **own}
+        made = calls(prepare(load_onnx(data, inputs, Limits(len(data))), CACHE_TARGET))
+        assert sum(name.startswith("attention") for name in made) == operators

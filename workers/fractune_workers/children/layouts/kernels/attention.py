@@ -25,7 +25,7 @@ UNSEEN = float("-inf")
 """the score of a key that a query does not see"""
 LOWEST = -3.4028234663852886e38
 """The largest score of no key. A mask may add it to all scores of a query, and then each key has the same weight."""
-_MOST_ROWS, _MOST_VECTORS = 4, 4
+MOST_ROWS, _MOST_VECTORS = 4, 4
 """of a task, and of the values at a time: the sums stay in registers"""
 _LEAST_POWER = -87.0
 """of the exponential: below, it is 0"""
@@ -96,7 +96,7 @@ class _Kernel:
     def __init__(self, of: Attention, unit: VectorUnit, bias: Sequence[int], *, has_past: bool) -> None:
         self._of = of
         self._lanes = unit.lanes
-        self._rows = min(_MOST_ROWS, of.group * of.tokens)
+        self._rows = min(MOST_ROWS, of.group * of.tokens)
         self._queries = builder.arg("queries", builder.buffer(of.query_shape(of.width), _FLOAT))
         self._keys = builder.arg("keys", builder.buffer(of.key_shape(of.width), _FLOAT))
         self._values = builder.arg("values", builder.buffer(of.key_shape(of.value_width), _FLOAT))
