@@ -95,6 +95,20 @@ def _requested(asked: _Asked) -> VariantChoice | None:
     return replace(choice, reason=f"{choice.reason}; {threads_text(asked.threads)}, as requested")
 
 
+def _steps_under_limit(asked: _Asked) -> VariantChoice | None:
+    """The variant of a decoder for two threads, under a limit between one core and two. Its steps follow each other
+    without a rest, and take both threads or one (`runner.Pace`); times of requests with pauses say nothing of them.
+    """
+    quota = asked.here.quota
+    if quota is None or not 1 < quota.cores < 2 <= len(asked.here.cpus) or not asked.bundle.manifest.get("caches"):
+        return None
+    choice = _at_units(replace(asked, units=2))
+    if choice.threads == 1:
+        return choice
+    steps = "steps of a decoder take both threads while its budget lasts, else one"
+    return replace(choice, reason=f"{choice.reason}; under a limit of {limit_text(quota)}, {steps}")
+
+
 def _timed_under_limit(asked: _Asked) -> VariantChoice | None:
     """The best of times under the very limit of this process, if it has a CPU for each thread."""
     quota = asked.here.quota
@@ -233,7 +247,7 @@ def _one_thread(asked: _Asked) -> VariantChoice | None:
     return replace(alone, reason=reason, threads=1)
 
 
-_BY_THREADS = (_requested, _timed_under_limit, _predicted_under_limit)
+_BY_THREADS = (_requested, _steps_under_limit, _timed_under_limit, _predicted_under_limit)
 """rules that choose a number of threads"""
 _BY_UNITS = (_within_range, _timed_whole, _smaller_share, _one_thread)
 """rules for the share's units; without their answer the sums of operators decide"""

@@ -49,11 +49,11 @@ class Decodes(Protocol):
         ...
 
     def bind_cached(
-        self, inputs: Mapping[str, Any], outputs: Sequence[Any], *, last: bool = False
+        self, inputs: Mapping[str, Any], outputs: Sequence[Any], *, last: bool = False, is_step: bool = False
     ) -> Callable[[int, int], None]:
         """A call that computes the outputs that are no caches, and writes new rows into the buffers among the inputs.
         It takes the number of the row with which the buffers begin, and the number of the token that the outputs of
-        `outputs_of_last` are for.
+        `outputs_of_last` are for. `is_step`: such calls follow each other without a rest.
         """
         ...
 
@@ -357,7 +357,8 @@ class _Call:
         bucket, count = self._bucket, tokens.shape[1]
         if last not in self._bound:
             made = [array_of(spec) for spec in (self._last if last else bucket.outputs)]
-            self._bound[last] = made, bucket.model.bind_cached(self._inputs, made, last=last)
+            bound = bucket.model.bind_cached(self._inputs, made, last=last, is_step=bucket.tokens == 1)
+            self._bound[last] = made, bound
         outputs, compute = self._bound[last]
         for each in self._ids:
             each[:, :count] = tokens

@@ -333,7 +333,7 @@ class Model:
         return Bound(memory, self._prepared(partial(self._variant, variant), memory.arguments, memory.results))
 
     def _prepared(
-        self, find: Callable[[], Variant], arguments: Sequence[Any], results: Sequence[Any]
+        self, find: Callable[[], Variant], arguments: Sequence[Any], results: Sequence[Any], *, is_step: bool = False
     ) -> Callable[..., None]:
         """Calls of the variant that `find` finds, prepared again when it is another one."""
         prepared: Variant | None = None
@@ -346,7 +346,7 @@ class Model:
                 loaded = find()
                 if loaded is not prepared:
                     prepared, compute = loaded, self._backend.bound(loaded, arguments, results)
-                self._runner.call(compute, *first)
+                (self._runner.step if is_step else self._runner.call)(compute, *first)
 
         return run
 
@@ -370,19 +370,20 @@ class Model:
         return list(outputs) if last is None else of_last_token(last, outputs)
 
     def bind_cached(
-        self, inputs: Mapping[str, Any], outputs: Sequence[Array], *, last: bool = False
+        self, inputs: Mapping[str, Any], outputs: Sequence[Array], *, last: bool = False, is_step: bool = False
     ) -> Callable[[int, int], None]:
         """A call that computes the `outputs` that are no caches, and writes the new rows of caches into their buffers.
         `inputs` are arrays and buffers by name; the call takes the number of the row with which the buffers begin. With
-        `last`, the outputs are those of `outputs_of_last`, and the call also takes the number of the token. For
-        `DecoderSession`, which checks them.
+        `last`, the outputs are those of `outputs_of_last`, and the call also takes the number of the token. `is_step`:
+        a CPU limit may call for fewer threads than the model has. For `DecoderSession`, which checks them.
         """
         given = [(spec.name, inputs[spec.name]) for spec in self._interface.inputs]
         arguments = [
             value if isinstance(value, tensors.CacheRows) else tensors.as_tensor(name, value) for name, value in given
         ]
         find = partial(self._cached, last=last)
-        return self._prepared(find, arguments, [tensors.as_tensor("output", each) for each in outputs])
+        results = [tensors.as_tensor("output", each) for each in outputs]
+        return self._prepared(find, arguments, results, is_step=is_step)
 
     def _cached(self, *, last: bool = False) -> Variant:
         cached = self._variant(None).cached

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.errors import FractuneError
-from fractune_core.host.cgroups import ROOT
+from fractune_core.host.cgroups import ROOT, Quota
 from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.share_kinds import CPU, kind_of
 from fractune_runtime.cpu import ShareHere, allowed_cpus
@@ -43,6 +43,16 @@ done"""
 _READ = "_ZN3tvm7runtime9threading14MaxConcurrencyEv"
 _WRITE = "_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"
 """TVM exports these functions by their C++ names only"""
+
+_PART_OF_LIMIT = 0.97
+"""The part of a CPU limit that paced steps use: its periods begin at times that are not known"""
+_PART_OF_BUDGET = 0.06
+"""of a period: how much of it steps may save up, and how much they may take in advance"""
+_MOST_DEBT = 10
+"""times that: what a prompt or another part of the program has used, and steps make up for"""
+_PART_OF_STEP, _MOST_SLOWER, _FORGOTTEN = 0.3, 2, 0.01
+"""What the last step counts in the mean, how many times as long as the mean it may count, and how much of the mean with
+all threads is forgotten at a step with one"""
 
 MIN_REPEAT_S = 0.02
 """seconds of calls of a model that are timed together"""
@@ -77,18 +87,20 @@ def runner_for(here: ShareHere, threads: int) -> Runner | CallersThread:
     # CUDA keeps state for each thread of the host: there all calls come from one.
     if threads == 1 and kind_of(here.mechanism).device_kind == CPU and thread_limit():
         return CallersThread()
-    return Runner(threads, here.cpus)
+    is_paced = here.quota is not None and 1 < here.quota.cores < threads and thread_limit()
+    return Runner(threads, here.cpus, Pace(here.quota) if here.quota is not None and is_paced else None)
 
 
 class Runner:
     """A thread confined to `cpus`, with a TVM pool of `threads` threads there, itself one of them. It leaves out CPUs
     that the process may not use any more at the first call. It lives until `stop`, or until the process ends. In a
-    forked child, where it is gone, a new thread takes its place.
+    forked child, where it is gone, a new thread takes its place. A `pace` decides how many of the threads a step takes.
     """
 
-    def __init__(self, threads: int, cpus: tuple[int, ...]) -> None:
+    def __init__(self, threads: int, cpus: tuple[int, ...], pace: Pace | None = None) -> None:
         self.threads = threads
         self.cpus = cpus
+        self._pace = pace
         self._start()
 
     def begin(self) -> None:
@@ -110,6 +122,10 @@ class Runner:
             raise answer.error
         return answer.value
 
+    def step(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """As `call`, for one of many short calls without a rest between them."""
+        return self.call(*(() if self._pace is None else (self._pace.step,)), function, *arguments)
+
     def stop(self) -> None:
         """End the thread after its queued calls, and wait for it. A process must not end around a thread inside
         compiled code. After Ctrl-C a call may still go on, and no other thread may then run the model.
@@ -126,6 +142,63 @@ class Runner:
         with started(self.threads):
             self._thread.start()
         self._process = os.getpid()
+
+
+class Pace:
+    """Which steps of a model that never rests take all threads of its pool, and which take one, under a CPU limit
+    between one core and all threads. So the limit hardly ever stops them, and hardly any of its CPU time is lost.
+
+    The CPU time of the whole process counts, spinning threads with it. Several steps in a row take as many threads,
+    because a thread of the pool spins behind the last of them.
+    """
+
+    def __init__(self, quota: Quota) -> None:
+        self._cores = _PART_OF_LIMIT * quota.cores
+        self._most_s = _PART_OF_BUDGET * quota.quota_us / 1e6
+        self._left_s = 0.0
+        """of the budget; below 0, more than that is used"""
+        self._takes_all = False
+        self._step_s = {True: 0.0, False: 0.0}
+        """of a step with all threads, and with one: means of the last ones; 0 = not known"""
+        self._seen = self._now()
+
+    def step(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of `function`, called on the thread of the pool."""
+        rest_s, cpu_s = self._passed()
+        left_s = min(self._left_s + self._cores * rest_s - cpu_s, max(self._left_s, self._most_s))
+        self._left_s = max(left_s, -_MOST_DEBT * self._most_s)
+        self._takes_all = self._left_s > -self._most_s if self._takes_all else self._left_s >= self._most_s
+        takes_all = self._takes_all and not 0 < self._step_s[False] < self._step_s[True]
+        read, write = thread_limit()
+        before = read()
+        if not takes_all:
+            write(1)
+        try:
+            return function(*arguments)
+        finally:
+            write(before)
+            secs, cpu_s = self._passed()
+            # The time that a step waits for other programs saves up nothing.
+            saved_s = self._cores * min(secs, cpu_s) - cpu_s
+            if saved_s < 0 or self._left_s < self._most_s:
+                self._left_s += saved_s
+            self._learn(takes_all, secs)
+
+    def _learn(self, takes_all: bool, secs: float) -> None:  # noqa: FBT001
+        known_s = self._step_s[takes_all] or secs
+        self._step_s[takes_all] = known_s + _PART_OF_STEP * (min(secs, _MOST_SLOWER * known_s) - known_s)
+        if not takes_all:
+            # Steps with all threads are tried again: another program may have slowed them down.
+            self._step_s[True] *= 1 - _FORGOTTEN
+
+    def _passed(self) -> tuple[float, float]:
+        """Seconds since the last look, and the CPU time of the process in them."""
+        (wall_s, cpu_s), self._seen = self._seen, self._now()
+        return self._seen[0] - wall_s, self._seen[1] - cpu_s
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        return time.perf_counter(), time.process_time()
 
 
 class CallersThread:
@@ -157,6 +230,8 @@ class CallersThread:
                 return function(*arguments)
             finally:
                 write(before)
+
+    step = call
 
     def stop(self) -> None:
         """Wait for a call under way and begin no other, so that the process does not end around one."""

@@ -53,6 +53,22 @@ def test_two_threads_at_one_and_a_half_cores() -> None:
     assert other.startswith("next best with 1 thread: p50 18.4 ms, p99 ")
 
 
+def test_steps_of_a_decoder_have_two_threads_though_requests_with_pauses_have_one() -> None:
+    times = {"cpu:1": 0.004, "cpu:2": 0.0045}
+    rows = {"name": "more", "dtype": "float32", "shape": [1, 4]}
+    cached: dict[str, Any] = {"caches": [{"input": "data", "output": "more", "axis": 1}], "outputs": [rows]}
+    assert matched(a_bundle(times), here(1500)).threads == 1
+    found = matched(a_bundle(times, **cached), here(1500))
+    assert (found.variant, found.threads) == ("cpu:2", 2)
+    assert found.reason.endswith(
+        "; under a limit of 1500m, steps of a decoder take both threads while its budget lasts, else one"
+    )
+    assert matched(a_bundle(times, measured={}, **cached), here(1500)).threads == 2, "without times too"
+    for other in (here(1000), here(2000), here(2500, 4), here(1500, cpus=1)):
+        assert "steps of a decoder" not in matched(a_bundle(times, **cached), other).reason
+    assert matched(a_bundle({"cpu:1": 60e-6, "cpu:2": 35e-6}, **cached), here(1500)).threads == 1
+
+
 def test_the_most_requests_in_a_loop_where_that_is_the_goal() -> None:
     bundle = a_bundle(MINILM)
     for quota_m, variant in ((1000, "cpu:1"), (1500, "cpu:2")):
