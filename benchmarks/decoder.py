@@ -3,7 +3,9 @@
 The models have random weights in the shapes of known ones: Qwen2.5 0.5B in float32 and 4 bits, the decoder of Whisper
 base, and one of Marian. `--layers` cuts the first to some of its 24 layers: all are alike, and the time goes by their
 number. fractune's bundles are tuned without a search. The runtimes take turns, one prompt or a few steps at a time;
-the median of each counts, or with `--clock cpu` the least CPU time, for a machine that does other things too.
+the median of each counts, or with `--clock cpu` the least CPU time, for a machine that does other things too. Under a
+CPU limit, steps take turns of ten periods without a rest, so that the limit stops who uses it up. There the mean of all
+steps counts, which is that of tokens a second, and the longest step is printed too.
 
 llama.cpp computes the last layer and the logits behind the last token alone, where the files give the logits behind
 each: with few layers its prompts take a small part of the time.
@@ -46,8 +48,8 @@ from fractune_workers.child import Child
 from fractune_workers.confinement.cpu import CpuConfinement
 
 _TIMEOUT_S = 600.0
-_STEPS = 8
-"""of one turn"""
+_STEPS, _UNDER_LIMIT_S = 8, 1.0
+"""of one turn: steps at least, and seconds at least under a CPU limit"""
 _FOLDERS = {GENAI: "genai", OPENVINO: "openvino", LLAMA: "llama"}
 _PACKAGES = {GENAI: "onnxruntime_genai", OPENVINO: "openvino", LLAMA: "llama_cpp"}
 _LANGUAGE_ONLY = (GENAI, LLAMA)
@@ -170,13 +172,14 @@ def _at(
             secs = _turns(children, rounds, "prefill", count=count)
             yield _row(share, case, f"prompt {count}", secs, clock, skipped, differs)
         for length in case.lengths:
-            secs = _turns(children, rounds, "steps", at=length, count=_STEPS)
+            at_least_s = _UNDER_LIMIT_S if share.endswith(_LIMIT) else 0
+            secs = _turns(children, rounds, "steps", at=length, count=_STEPS, at_least_s=at_least_s)
             row = _row(share, case, f"step at {length}", secs, clock, skipped, differs)
             read_bytes = case.sizes.weight_bytes + case.sizes.cache_bytes(length)
             yield {**row, "gb_per_s": gb_per_s, "part_of_roof": read_bytes / row["secs"][OURS] / 1e9 / gb_per_s}
 
 
-def _turns(children: Mapping[str, Child], rounds: int, call: str, **sizes: int) -> dict[str, list[dict[str, float]]]:
+def _turns(children: Mapping[str, Child], rounds: int, call: str, **sizes: float) -> dict[str, list[dict[str, float]]]:
     """Seconds of each runtime, which take turns; the first calls, which allocate memory, do not count."""
     secs: dict[str, list[dict[str, float]]] = {way: [] for way in children}
     for child in children.values():
@@ -228,7 +231,10 @@ def _row(
     skipped: Mapping[str, str],
     differs: Mapping[str, float],
 ) -> dict[str, Any]:
-    figures = {way: _figure([each[f"{clock}_s"] for each in found], clock) for way, found in secs.items()}
+    in_loop = share.endswith(_LIMIT) and what.startswith("step")
+    figure = statistics.fmean if in_loop else min if clock == "cpu" else statistics.median
+    figures = {way: figure([each[f"{clock}_s"] for each in found]) for way, found in secs.items()}
+    longest = {way: max(each["wall_s"] for each in found) for way, found in secs.items()}
     others = {way: each for way, each in figures.items() if way != OURS}
     best = min(others, key=lambda way: others[way])
     row = {
@@ -236,19 +242,19 @@ def _row(
         "share": share,
         "what": what,
         "secs": figures,
+        "longest_s": longest,
         "best": best,
         "speedup": others[best] / figures[OURS],
         "all": secs,
         "skipped": skipped,
         "differences": differs,
     }
-    times = ", ".join(f"{way} {1e3 * each:.2f} ms" for way, each in figures.items())
+    times = ", ".join(
+        f"{way} {1e3 * each:.2f} ms" + (f" (longest {1e3 * longest[way]:.1f})" if in_loop else "")
+        for way, each in figures.items()
+    )
     print(f"{case.name} at {share}, {what}: {times}: {row['speedup']:.2f} of the speed of {best}", flush=True)
     return row
-
-
-def _figure(secs: Sequence[float], clock: str) -> float:
-    return min(secs) if clock == "cpu" else statistics.median(secs)
 
 
 def _differences(children: Mapping[str, Child], count: int) -> dict[str, float]:

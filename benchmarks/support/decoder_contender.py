@@ -53,10 +53,11 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         """Seconds of one prompt."""
         return [_timed(lambda: runtime.prefill(ids(count)))]
 
-    def steps(at: int, count: int) -> list[dict[str, float]]:
-        """Seconds of steps, each with `at` tokens in the cache."""
-        found = []
-        for _ in range(count):
+    def steps(at: int, count: int, at_least_s: float) -> list[dict[str, float]]:
+        """Seconds of `count` steps or more without a rest, each with `at` tokens in the cache."""
+        found: list[dict[str, float]] = []
+        end = time.perf_counter() + at_least_s
+        while len(found) < count or time.perf_counter() < end:
             runtime.place(at)
             found.append(_timed(runtime.step))
         return found
