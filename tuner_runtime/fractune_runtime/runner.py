@@ -51,8 +51,8 @@ _PART_OF_BUDGET = 0.06
 _MOST_DEBT = 10
 """times that: what a prompt or another part of the program has used, and steps make up for"""
 _PART_OF_STEP, _MOST_SLOWER, _FORGOTTEN = 0.3, 2, 0.01
-"""What the last step counts in the mean, how many times as long as the mean it may count, and how much of the mean with
-all threads is forgotten at a step with one"""
+"""What the last step counts in the mean, and how many times as long as the mean it may be there. A step with one thread
+forgets the last part of the mean with all"""
 
 MIN_REPEAT_S = 0.02
 """seconds of calls of a model that are timed together"""
