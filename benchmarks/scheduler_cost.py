@@ -26,8 +26,8 @@ from fractune_server.engine.tune import Instance, TunePhase
 from fractune_server.scheduler.allocation import OperatorPlan, next_round
 from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.store.blob_files import BlobStore
+from fractune_server.store.jobs import StoredJob, StoredOperator
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues

@@ -16,10 +16,10 @@ from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.jobs import JobSpec
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.workloads import workload_hash
+from fractune_server.store.jobs import StoredJob
 from fractune_server.store.records.log import LogKey
 from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.store.stored_job import StoredJob
 from tests.support.samples import DEVICE, TARGET_KEY, WORKLOAD, WORKLOAD_TEXT, granted, validation
 
 KEY = LogKey(WORKLOAD, TARGET_KEY, DEVICE.key)

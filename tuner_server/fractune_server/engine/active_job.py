@@ -24,9 +24,9 @@ from fractune_core.records import Kind, Status, TuningRecord, candidate_id, join
 from fractune_core.shares import with_kernel_shares
 from fractune_server.scheduler.allocation import Budget, OperatorPlan
 from fractune_server.scheduler.fair_queue import Claimant
+from fractune_server.store.jobs import StoredJob, StoredOperator
 from fractune_server.store.records.log import LogKey
 from fractune_server.store.store import Store
-from fractune_server.store.stored_job import StoredJob, StoredOperator
 
 # CPU limits in a job: kernels are measured at the whole cores that a limit spans, whole models under the limit.
 #

@@ -22,8 +22,8 @@ from fractune_core.tracing import log_fields
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.scheduler.allocation import OperatorPlan
 from fractune_server.scheduler.fair_queue import FairQueue
+from fractune_server.store.jobs import Round
 from fractune_server.store.records.log import LogKey, TuningLog
-from fractune_server.store.stored_job import Round
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.recorder import Arrival
 from fractune_server.transport.work_queues import WorkQueues, mark_cancelled, send_workload

@@ -23,8 +23,8 @@ from fractune_server.engine.rounds import LiveRound, Rounds
 from fractune_server.scheduler import allocation
 from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.scheduler.finalists import FIRST_REPEAT_MS, TRIALS_AT_LEAST, choose_donors, operator_kind
+from fractune_server.store.jobs import Round
 from fractune_server.store.records.log import LogKey
-from fractune_server.store.stored_job import Round
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import BUILD, TUNE, Fleet
 

@@ -26,8 +26,8 @@ from fractune_server.scheduler.finalists import (
     tuned_part,
     worth_validating,
 )
+from fractune_server.store.jobs import Round, StoredOperator
 from fractune_server.store.records.log import LogKey
-from fractune_server.store.stored_job import Round, StoredOperator
 from fractune_server.transport.context import ServerContext, reported_error
 
 _PASSES = 3

@@ -30,8 +30,8 @@ from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
 from fractune_server.access.places import Places
 from fractune_server.selection.variants import Deployment, ValidatedOperator, robust_variant
+from fractune_server.store.jobs import StoredJob
 from fractune_server.store.models import IngestedModel, IngestKey
-from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import CallContext, TenantView
 from fractune_server.transport.live_workers import COMPILE, Fleet, HeldShare, live_workers
 from fractune_server.transport.work_queues import WorkQueues, mark_cancelled, request_ingest

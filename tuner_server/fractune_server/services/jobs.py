@@ -32,7 +32,7 @@ from fractune_core.shares import GrantedShare, with_kernel_shares
 from fractune_server.access.authenticator import Caller, caller
 from fractune_server.selection.model_match import served_variant, timed_at_load
 from fractune_server.services.paging import PageTokens, first_page, page_size
-from fractune_server.store.stored_job import StoredJob, StoredOperator
+from fractune_server.store.jobs import StoredJob, StoredOperator
 from fractune_server.transport.context import CallContext, JobNotifier, TenantView
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.work_queues import mark_cancelled

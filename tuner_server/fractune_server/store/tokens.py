@@ -14,6 +14,7 @@ from fractune_core.jobs import Priority
 from fractune_core.names import DEFAULT_TENANT
 from fractune_server.store.database.database import Repository
 from fractune_server.store.database.tables import bundles, tokens
+from fractune_server.store.database.tenants import quotas_of
 from fractune_server.store.quotas import Owner, Usage, check_bundle, usage_of
 
 _NO_SECRET = "0" * 64
@@ -120,7 +121,7 @@ def _from_row(row: RowMapping) -> StoredToken:
         created_at=row["created_at"],
         expires_at=row["expires_at"],
         revoked_at=row["revoked_at"],
-        quotas=Quotas(*(row[name] for name in ("open_jobs", "trials_a_day", "stored_bytes", "share_seconds_a_day"))),
+        quotas=quotas_of(row),
         max_priority=Priority(row["max_priority"]),
         reach=Reach(row["tenant"], row["all_tenants"]),
     )

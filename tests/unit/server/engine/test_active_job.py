@@ -21,8 +21,8 @@ from fractune_server.engine.tune import TunePhase
 from fractune_server.scheduler.allocation import OperatorPlan
 from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.services.jobs import job_to_proto
+from fractune_server.store.jobs import StoredJob, StoredOperator
 from fractune_server.store.store import Store
-from fractune_server.store.stored_job import StoredJob, StoredOperator
 from tests.support.samples import DEVICE, LIMITED, TARGET_KEY, WORKLOAD, granted, validation
 
 

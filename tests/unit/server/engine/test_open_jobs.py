@@ -28,8 +28,8 @@ from fractune_server.engine.open_jobs import MissingWorkers, NeededWorker, OpenJ
 from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds
 from fractune_server.scheduler.fair_queue import FairQueue
+from fractune_server.store.jobs import Round, StoredJob, StoredOperator
 from fractune_server.store.models import IngestedModel, IngestKey
-from fractune_server.store.stored_job import Round, StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues, send_model, send_workload

@@ -25,7 +25,7 @@ from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.ingest import CompileTurns
 from fractune_server.engine.publish import PublishPhase, bundle_id, with_graphs
 from fractune_server.services.jobs import job_to_proto
-from fractune_server.store.stored_job import StoredJob
+from fractune_server.store.jobs import StoredJob
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.redis_process import wait_until
 from tests.support.samples import DEVICE, granted

@@ -15,8 +15,8 @@ from fractune_server.engine.rounds import LiveRound
 from fractune_server.engine.tune import TunePhase
 from fractune_server.scheduler.allocation import OperatorPlan
 from fractune_server.scheduler.fair_queue import FairQueue
+from fractune_server.store.jobs import Round, StoredJob, StoredOperator
 from fractune_server.store.store import Store
-from fractune_server.store.stored_job import Round, StoredJob, StoredOperator
 from tests.support.samples import DEVICE, TARGET_KEY, WORKLOAD, granted, validation
 
 SHARES = {"cpu:1": granted(1), "cpu:2": granted(2), "cpu:4": granted(4)}

@@ -9,8 +9,8 @@ from fractune_core.jobs import JobSpec
 from fractune_core.records import UNTUNED, Status
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.validate import ValidatePhase, _copy_times
+from fractune_server.store.jobs import StoredJob, StoredOperator
 from fractune_server.store.records.log import LogKey
-from fractune_server.store.stored_job import StoredJob, StoredOperator
 from tests.support.samples import DEVICE, TARGET_KEY, WORKLOAD, divided, granted
 
 

@@ -15,7 +15,7 @@ from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.services.jobs import JobFeeds, job_to_proto
-from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator
+from fractune_server.store.jobs import Progress, StoredJob, StoredOperator
 from fractune_server.transport.context import JobNotifier
 from tests.support.processes.redis_process import wait_until
 from tests.support.samples import DEVICE, TARGET_KEY, granted, validation

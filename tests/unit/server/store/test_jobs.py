@@ -15,9 +15,9 @@ from fractune_core.errors import NotFound
 from fractune_core.files.checked import Checked
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Kind
+from fractune_server.store.jobs import Progress, Round, StoredJob, StoredOperator
 from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store
-from fractune_server.store.stored_job import Progress, Round, StoredJob, StoredOperator
 from tests.support.samples import DEVICE, granted, validation
 from tests.support.store_contract import OnSqlite, StoreContract, job, trial
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, select, update
@@ -130,5 +130,9 @@ def _to_row(tenant: StoredTenant) -> dict[str, object]:
 
 
 def _from_row(row: RowMapping) -> StoredTenant:
-    quotas = (row["open_jobs"], row["trials_a_day"], row["stored_bytes"], row["share_seconds_a_day"])
-    return StoredTenant(row["name"], Quotas(*quotas), row["weight"], row["shares_searches"])
+    return StoredTenant(row["name"], quotas_of(row), row["weight"], row["shares_searches"])
+
+
+def quotas_of(row: RowMapping) -> Quotas:
+    """Those of a tenant or of a token."""
+    return Quotas(*(row[field.name] for field in fields(Quotas)))

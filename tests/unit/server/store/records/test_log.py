@@ -14,10 +14,10 @@ from fractune_core.errors import BadRequest, NotFound
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.spending import Spending, WorkCost
 from fractune_core.workloads import DIRECT, WINOGRAD4, joined_workloads, text_of, workload_hash
+from fractune_server.store.jobs import StoredOperator
 from fractune_server.store.records.log import Donor, LogKey, RecordPlace
 from fractune_server.store.records.rows import _OWN, RecordFilter
 from fractune_server.store.store import Store
-from fractune_server.store.stored_job import StoredOperator
 from tests.support.samples import DEVICE, DISTURBANCE, WORKLOAD, WORKLOAD_TEXT, divided, granted, validation
 from tests.support.store_contract import (
     EVERYTHING,
