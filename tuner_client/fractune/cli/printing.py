@@ -41,8 +41,8 @@ def print_picture(picture: Path | None) -> None:
 
 def print_json(*events: Mapping[str, Any]) -> None:
     """Print an object on a line for each event."""
-    for each in events:
-        print(json.dumps(each), flush=True)
+    if events:
+        print(*map(json.dumps, events), sep="\n", flush=True)
 
 
 def print_answer(

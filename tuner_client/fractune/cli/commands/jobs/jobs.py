@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -43,8 +42,7 @@ def jobs(
     with session(Client, **vars(place)) as client:
         found = client.jobs(open_only=open_only, limit=limit)
     if as_json:
-        for job in found:
-            print(json.dumps(job_json(job)))
+        print_json(*map(job_json, found))
         return
     print_tables(_jobs_table(found))
 
@@ -130,7 +128,7 @@ def cancel(job: JobArgument, as_json: options.Json = False, *, place: options.Pl
     with session(Client, **vars(place)) as client:
         cancelled = client.job(job).cancel()
     if as_json:
-        print(json.dumps(job_json(cancelled)))
+        print_json(job_json(cancelled))
     else:
         print(f"{cancelled.name} is {cancelled.state.value}")
 
@@ -149,8 +147,7 @@ def workers(
     with session(Client, **vars(place), shares=named, compile=True, search=True) as client:
         found = client.workers()
     if as_json:
-        for worker in found:
-            print(json.dumps(worker_json(worker)))
+        print_json(*map(worker_json, found))
         return
     _workers_table(found).print()
 

@@ -69,8 +69,7 @@ def show(
     with _log(filters, place) as log:
         found = log.query(**vars(filters), limit=limit, fastest=fastest)
     if as_json:
-        for row in found.table.rows:
-            print(json.dumps(row))
+        print_json(*found.table.rows)
         return
     print_tables(found.table)
     print(f"{len(found)} of {found.total} records")
@@ -90,7 +89,7 @@ def code(
         found = log.record(record, **vars(filters)) if record else _fastest(log, filters)
         made = log.code(found)
     if as_json:
-        print(json.dumps({"record": found.record_id, **vars(made)}))
+        print_json({"record": found.record_id, **vars(made)})
         return
     if assembly and not made.assembly:
         raise BadRequest("--assembly: the schedule is for a GPU; leave it out for the TIR")
@@ -164,7 +163,7 @@ def import_(
     with session(Client, **vars(place), shares=(measured_at,) if measured_at else ()) as client:
         answer = client.log.import_file(path, share=measured_at)
     if as_json:
-        print(json.dumps({"added": answer.added, "already_there": answer.already_there}))
+        print_json({"added": answer.added, "already_there": answer.already_there})
     else:
         print(f"{answer.added} records added, {answer.already_there} already there")
 
@@ -195,7 +194,7 @@ def prune(
     with _log(filters, place) as log:
         answer = log.prune(keep_best=keep_best, dry_run=dry_run, **vars(filters))
     if as_json:
-        print(json.dumps({"deleted": answer.deleted, "kept": answer.kept, "dry_run": dry_run}))
+        print_json({"deleted": answer.deleted, "kept": answer.kept, "dry_run": dry_run})
     else:
         print(f"{answer.deleted} records {'would be ' if dry_run else ''}deleted, {answer.kept} kept")
 
@@ -225,10 +224,9 @@ def match(
         str(model), share, policy=policy, allow_unmeasured=allow_unmeasured, **of_model.parsed(), **vars(place)
     )
     if as_json:
-        for each in found.to_json():
-            print(json.dumps(each))
+        print_json(*found.to_json())
         for goal, best in found.served.items():
-            print(json.dumps({"share": found.share, "goal": goal, **best.served.to_json()}))
+            print_json({"share": found.share, "goal": goal, **best.served.to_json()})
     else:
         print_tables(found.table)
 
@@ -250,9 +248,8 @@ def _print_bundle(path: Path, share: str, *, as_json: bool) -> None:
 
 def _print_times(found: BundleTimes, *, as_json: bool) -> None:
     if as_json:
-        for each in found.to_json():
-            print(json.dumps(each))
-        print(json.dumps({"padding": found.padding.to_json()}))
+        print_json(*found.to_json())
+        print_json({"padding": found.padding.to_json()})
         return
     print_tables(found.table)
     print(padding_line(found.padding))

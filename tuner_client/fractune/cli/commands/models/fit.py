@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.ending import GOAL_MISSED
-from fractune.cli.printing import print_picture, print_tables
+from fractune.cli.printing import print_json, print_picture, print_tables
 from fractune.features.fit.fit import DEFAULT_STEP, FitResult
 from fractune.features.fit.fit import fit as fit_model
 from fractune.local.model_server import SERVERS
@@ -65,7 +64,7 @@ def fit(
     if picture is not None:
         found.draw(picture)
     if as_json:
-        print(json.dumps(found.to_json()))
+        print_json(found.to_json())
     else:
         _print(found)
         print_picture(picture)

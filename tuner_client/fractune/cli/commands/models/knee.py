@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.ending import end_without
-from fractune.cli.printing import print_picture, print_tables
+from fractune.cli.printing import print_json, print_picture, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.knee.knee import knee as model_knee
 from fractune.features.knee.report import limit_json
@@ -56,7 +55,7 @@ def knee(
         at_load = None if found.at_load is None else knee_json(found.at_load)
         curves, limits = map(knee_json, found.reports), map(limit_json, found.limits)
         shown = {"curves": list(curves), "at_load": at_load, "limits": list(limits)}
-        print(json.dumps({"event": "knee", **shown, "skipped_shares": dict(found.skipped_shares)}))
+        print_json({"event": "knee", **shown, "skipped_shares": dict(found.skipped_shares)})
     else:
         print_tables(found.table)
         if found.limits:

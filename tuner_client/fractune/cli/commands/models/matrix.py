@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.ending import end_without
-from fractune.cli.printing import print_tables
+from fractune.cli.printing import print_json, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.matrix.cross_table import CrossTable
 from fractune.features.matrix.matrix import matrix as model_matrix
@@ -56,7 +55,7 @@ def matrix(
         tables = [table_json(table) for table in found.tables]
         skipped = dict(found.skipped_shares)
         shown = {"shares": list(found.tables[0].shares), "tables": tables, "skipped_shares": skipped}
-        print(json.dumps({"event": "matrix", **shown}))
+        print_json({"event": "matrix", **shown})
     else:
         print_tables(found.table, *found.operators, picture=picture)
     end_without(found.skipped_shares)

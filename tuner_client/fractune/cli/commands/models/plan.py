@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.cli.printing import print_tables
+from fractune.cli.printing import print_json, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.plan.plan import plan as make_plan
 from fractune.text.figure import check_picture
@@ -59,6 +58,6 @@ def plan(
     if picture is not None:
         made.draw(picture)
     if as_json:
-        print(json.dumps({"event": "plan", **made.to_json()}))
+        print_json({"event": "plan", **made.to_json()})
     else:
         print_tables(made.table, made.models, *([made.slowdowns] if made.measured else []), picture=picture)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import warnings
@@ -17,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from fractune.cli import options
-from fractune.cli.printing import print_tables
+from fractune.cli.printing import print_json, print_tables
 from fractune.comparing.beside import Beside, accepted_inputs, nothing_shown_of, time_beside
 from fractune.comparing.interleaved import PACED, Times, time_interleaved, time_single_calls
 from fractune.features.fuse import apart_text, slots_text
@@ -126,7 +125,7 @@ def run(
     if save_outputs is not None:
         _save(save_outputs, dict(zip(array_names(model.outputs), model.run(given, slot=slot), strict=True)))
     if as_json:
-        print(json.dumps(report | ({"inside": table.rows} if table else {})))
+        print_json(report | ({"inside": table.rows} if table else {}))
         return
     _print(report, given_by="random inputs" if inputs is None else str(inputs))
     if table:
