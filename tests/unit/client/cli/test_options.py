@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 import typer
 
 from fractune.cli import build_app, main
+from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
 from fractune.cli.options import parse_inputs, parse_one_size, parse_part, parse_several, parse_sizes, read_key
 from fractune.features.shapes.sample import read_sample
 from fractune.server.credentials import VARIABLES
@@ -191,3 +195,32 @@ def test_rates_short_times_and_thousandths_of_a_core() -> None:
     for text in ("", "50", "0m", "0.05", "50ms"):
         with pytest.raises(BadRequest, match="--x"):
             parse_millicores("--x", text)
+
+
+def test_a_collector_gets_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logs(LogLevel.INFO, LogFormat.JSON)
+    log = logging.getLogger("fractune_server.main")
+    log.info("serving on %s", "127.0.0.1:1\nand more")
+    try:
+        int("torn")
+    except ValueError:
+        log.exception("a call failed")
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert datetime.fromisoformat(first.pop("time")).tzinfo is not None
+    assert first == {"level": "info", "logger": "fractune_server.main", "message": "serving on 127.0.0.1:1\nand more"}
+    assert (second["level"], second["message"]) == ("error", "a call failed")
+    assert "ValueError: invalid literal" in second["exception"]
+
+
+@pytest.mark.parametrize(
+    ("level", "told"), [(LogLevel.INFO, ["here", "worse"]), (LogLevel.WARNING, ["worse"]), (LogLevel.ERROR, [])]
+)
+def test_what_is_below_the_level_is_not_told(
+    capsys: pytest.CaptureFixture[str], level: LogLevel, told: list[str]
+) -> None:
+    set_up_logs(level, LogFormat.TEXT)
+    logging.getLogger("fractune_workers").info("here")
+    logging.getLogger("fractune_workers").warning("worse")
+    logging.getLogger("alembic").info("migrated")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(" ")[2] for line in lines] == told

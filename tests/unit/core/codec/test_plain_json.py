@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal, NotRequired, TypedDict
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
+from fractune_core.codec.messages import from_lists, seconds, timestamp, to_proto
 from fractune_core.codec.plain_json import checked, read_json
+from fractune_core.errors import BadRequest
+from fractune_core.jobs import JobOptions, JobSpec
+from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 from tests.support.samples import DISTURBANCE, validation
 
@@ -135,3 +141,30 @@ another.join()
 
 def test_two_threads_may_convert_to_a_new_type_at_once() -> None:
     subprocess.run([sys.executable, "-c", _TWO_THREADS], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("options", [{"trials": 3_000_000_000}, {"seed": 2**64}, {"round_size": 2**31}])
+def test_it_is_a_bad_request_that_names_the_message(options: JobOptions) -> None:
+    with pytest.raises(BadRequest, match=r"^JobSpec: .*[Vv]alue"):
+        to_proto(JobSpec.requested("m.onnx", "cpu:1", **options), pb.JobSpec)
+
+
+def test_so_is_a_number_inside_a_list() -> None:
+    """Lists are messages of their own, made before the message around them."""
+    with pytest.raises(BadRequest, match=r"^JobSpec: .*[Vv]alue"):
+        to_proto(replace(JobSpec.requested("m.onnx", "cpu:1"), inputs={"x": [2**63]}), pb.JobSpec)
+    with pytest.raises(BadRequest, match=r"^Shape: .*[Vv]alue"):
+        from_lists({"x": [2**63]}, pb.Shape)
+
+
+def test_seconds_come_back() -> None:
+    assert seconds(timestamp(1_700_000_000.25)) == pytest.approx(1_700_000_000.25, abs=1e-6)
+
+
+def test_stamps_and_seconds_that_are_no_time_are_refused() -> None:
+    for fields in ({"seconds": 2**63 - 1}, {"seconds": -(2**63)}, {"nanos": 2**31 - 1}, {"nanos": -1}):
+        with pytest.raises(BadRequest, match="no time of the years 1 to 9999"):
+            seconds(Timestamp(**fields))
+    for value in (1e12, -1e12, 1e300, math.nan, math.inf):
+        with pytest.raises(BadRequest, match="no time of the years 1 to 9999"):
+            timestamp(value)

@@ -13,11 +13,15 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+import pytest
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, te, tirx, topi
 
+from fractune_core.errors import BadModel
 from fractune_core.tir.canonical import canonical_graph, names_of, read_graph
+from fractune_core.tir.foreign_code import refuse_foreign_graph, refuse_foreign_steps
+from fractune_core.tir.lookups import Names, by_position
 from fractune_core.workloads import joined_workloads, workload_hash
 
 
@@ -194,3 +198,120 @@ def test_an_expression_may_be_nested_more_deeply_than_pythons_stack() -> None:
 
     mod = module(te.create_prim_func([a, te.compute(a.shape, deep)]))
     assert name_of(mod) == name_of(read_graph(canonical_graph(mod)))
+
+
+def step(kind: str, *attributes: Any) -> list[Any]:
+    return [[[kind, ["b0"], list(attributes), []]], []]
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        step("Annotate", "pragma_auto_unroll_max_step"),
+        step("Annotate", "pragma_scope"),
+        step("Annotate", "meta_schedule.parallel"),
+        step("Annotate", "software_pipeline_stage"),
+        step("Bind", "threadIdx.x"),
+        step("Bind", "vthread.x"),
+        step("TransformLayout", 0, "write", json.dumps({"root_index": 0, "nodes": [{"type": "tirx.IndexMap"}]})),
+    ],
+    ids=str,
+)
+def test_steps_of_schedules_are_allowed(trace: list[Any]) -> None:
+    refuse_foreign_steps(trace)
+
+
+@pytest.mark.parametrize(
+    ("trace", "words"),
+    [
+        (step("Annotate", "pragma_import_llvm"), "carries foreign code under 'pragma_import_llvm'"),
+        (step("Annotate", "pragma_import_c"), "carries foreign code"),
+        (step("Annotate", ["pragma_import_c"]), "carries foreign code"),
+        (step("Bind", "threadIdx.x); asm(0"), "binds a loop to 'threadIdx.x); asm(0'"),
+        (step("TransformLayout", 0, json.dumps({"nodes": [{"type": "ffi.Module"}]})), "of the kind ffi.Module"),
+        (step("TransformLayout", 0, ' {"nodes": [{"type": "ir.Op", "data": "tirx.call_extern"}]}'), "tirx.call_extern"),
+        (step("TransformLayout", 0, "{nodes"), "is not a trace"),
+        ([], "is not a trace"),
+        ([["x"]], "is not a trace"),
+        ({}, "is not a trace"),
+    ],
+    ids=str,
+)
+def test_steps_with_foreign_code_are_refused(trace: Any, words: str) -> None:
+    with pytest.raises(BadModel) as caught:
+        refuse_foreign_steps(trace)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        ({"nodes": [{"type": "ffi.Module", "data": ""}]}, "of the kind ffi.Module"),
+        ({"nodes": [{"type": "target.Target", "data": {}}]}, "of the kind target.Target"),
+        ({"nodes": [{"type": "ir.Op", "data": "tirx.call_llvm_pure_intrin"}]}, "tirx.call_llvm_pure_intrin"),
+        ({"nodes": [{"type": "ffi.String", "data": "pragma_import_llvm"}]}, "carries foreign code"),
+        ({"nodes": [{"type": "ir.IRModule"}, 3]}, "is not an IRModule as JSON"),
+        ({"nodes": {}}, "is not an IRModule as JSON"),
+        ([], "is not an IRModule as JSON"),
+    ],
+    ids=str,
+)
+def test_a_workload_with_foreign_code_is_refused(graph: Any, words: str) -> None:
+    with pytest.raises(BadModel) as caught:
+        refuse_foreign_graph(graph)
+    assert words in str(caught.value)
+
+
+NAMES = Names(
+    (
+        ("root", "root"),
+        ("y_sum", "block_at_1"),
+        ("y_mean", "block_at_2"),
+        ("y_var_sum", "block_at_3"),
+        ("T_layer_norm", "block_at_4"),
+        ("matmul_blocked", "matmul_blocked"),
+    ),
+    (("y", "buffer_at_0"), ("y_weight", "buffer_at_1"), ("y_sum", "buffer_at_2")),
+)
+
+
+def trace(*names: str) -> list[Any]:
+    """Lookups, and a decision."""
+    return [[["GetSBlock", [], [name, "main"], [f"b{at}"]] for at, name in enumerate(names)], [[0, [4, 16]]]]
+
+
+@pytest.mark.parametrize(
+    ("by_tvms_name", "position"),
+    [
+        ("y_sum", "block_at_1"),
+        ("y_sum_rf", "block_at_1_rf"),
+        ("y_sum_rf_init", "block_at_1_rf_init"),
+        ("y_var_sum_update", "block_at_3_update"),
+        ("T_layer_norm_o", "block_at_4_o"),
+        ("y_shared", "buffer_at_0_shared"),
+        ("y_weight_reindex_shared.dyn_wmma.matrix_b_o", "buffer_at_1_reindex_shared.dyn_wmma.matrix_b_o"),
+        ("y_sum_local", "buffer_at_2_local"),
+        ("matmul_blocked", "matmul_blocked"),
+        ("root", "root"),
+    ],
+)
+def test_a_name_of_tvms_becomes_the_name_by_position(by_tvms_name: str, position: str) -> None:
+    assert by_position(trace(by_tvms_name), NAMES) == trace(position)
+
+
+def test_other_steps_and_decisions_stay() -> None:
+    steps = [["Annotate", ["b0", "y_sum"], ["y_sum"], []], ["GetSBlock", [], ["y_sum", "main"], ["b0"]]]
+    renamed, decisions = by_position([steps, [[1, 2]]], NAMES)
+    assert renamed == [steps[0], ["GetSBlock", [], ["block_at_1", "main"], ["b0"]]]
+    assert decisions == [[1, 2]]
+
+
+def test_unknown_names_stay_as_they_are() -> None:
+    """TVM then says which block is missing."""
+    assert by_position(trace("other", "y"), NAMES) == trace("other", "y")
+
+
+def test_names_by_position_stay() -> None:
+    own = Names(tuple((new, new) for _, new in NAMES.blocks), tuple((new, new) for _, new in NAMES.buffers))
+    names = ("root", "block_at_1", "block_at_3_rf", "buffer_at_0_shared")
+    assert by_position(trace(*names), own) == trace(*names)

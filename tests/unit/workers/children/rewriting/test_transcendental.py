@@ -126,3 +126,41 @@ def module(compute: Callable[..., Any], x: Any) -> tvm.IRModule:
     with builder.function("main", [given]):
         builder.emit_func_output(builder.emit(compute(given)))
     return builder.get()
+
+
+NUMBERS = np.array([*10.0 ** np.linspace(-7, 1.9, 40), 89, 1e9, 1e19, 3e38, np.inf, np.nan, 0])
+POINTS = np.concatenate([NUMBERS, -NUMBERS, 1 + NUMBERS, 1 - NUMBERS])
+FUNCTIONS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+    (op.acos, np.arccos),
+    (op.acosh, np.arccosh),
+    (op.asin, np.arcsin),
+    (op.asinh, np.arcsinh),
+    (op.atan, np.arctan),
+    (op.atanh, np.arctanh),
+    (op.cosh, np.cosh),
+    (op.sinh, np.sinh),
+    (op.nn.softplus, lambda x: np.logaddexp(x, 0)),
+]
+TOLERATED = {"float64": 1e-9, "float32": 1e-6, "float16": 2.0**-10}
+LEAST = {"float64": 2.0**-126, "float32": 2.0**-126, "float16": 2.0**-14}
+"""a processor may count smaller numbers as zero"""
+
+
+@pytest.mark.parametrize("dtype", TOLERATED)
+def test_they_keep_the_digits_of_their_type(dtype: str) -> None:
+    with np.errstate(all="ignore"):
+        x = POINTS.astype(dtype)
+        for found, (_, reference) in zip(hyperbolic(x), FUNCTIONS, strict=True):
+            expected = reference(x.astype("float64")).astype(dtype).astype("float64")
+            assert found.dtype == dtype
+            np.testing.assert_allclose(found.astype("float64"), expected, TOLERATED[dtype], LEAST[dtype])
+
+
+def hyperbolic(x: Any) -> list[Any]:
+    builder, given = relax.BlockBuilder(), relax.Var("x", relax.TensorType(x.shape, str(x.dtype)))
+    with builder.function("main", [given]):
+        builder.emit_func_output(relax.Tuple([builder.emit(compute(given)) for compute, _ in FUNCTIONS]))
+    mod = prepare(builder.get(), TARGET)
+    with tvm.transform.PassContext(opt_level=0):
+        machine = relax.VirtualMachine(relax.build(mod, TARGET), tvm.cpu())
+    return [each.numpy() for each in machine["main"](tvm.runtime.tensor(x))]

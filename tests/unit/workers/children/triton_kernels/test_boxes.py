@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +12,14 @@ import pytest
 import tvm
 from tvm import te
 
+from fractune_core.errors import FractuneError
+from fractune_workers.children.triton_kernels import compiler
 from fractune_workers.children.triton_kernels.boxes import Box, boxes_of, has_boxes
 from fractune_workers.children.triton_kernels.compiler import problem_of
 from fractune_workers.children.triton_kernels.decisions import Decisions
 from fractune_workers.children.triton_kernels.sums import sums_of
 from tests.support.children.triton_operators import BOXES, OPERATORS, Operator, function_of
+from tests.support.paths import REPOSITORY
 
 TILE = Decisions(16, 32, 64, 4, 3, tma=True)
 
@@ -108,3 +114,40 @@ def test_only_gpus_of_capability_9_and_later_have_the_engine(arch: str, *, wante
     assert problem_of(sums, target).tma == wanted
     odd = sums_of(function_of(OPERATORS["product"], "float16")[0])
     assert not problem_of(odd, target).tma
+
+
+def _with_triton(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "triton").mkdir()
+    (folder / "triton" / "__init__.py").touch()
+    about = folder / f"triton-{version}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: triton\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(folder)
+
+
+def test_a_machine_without_triton_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert not compiler.is_installed()
+    with pytest.raises(
+        FractuneError, match=r"has no Triton, and .* with Triton 3\.9\.0; pip install 'fractune\[triton\]'"
+    ):
+        compiler.load_triton()
+
+
+def test_another_version_of_triton_is_skipped_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hosts with PyTorch have one, with which each build would fail."""
+    _with_triton(tmp_path, "3.6.0", monkeypatch)
+    assert not compiler.is_installed()
+    assert not compiler.is_installed()
+    assert caplog.messages == ["Triton 3.6.0 is skipped: its kernels need Triton 3.9.0; pip install 'fractune[triton]'"]
+    with pytest.raises(FractuneError, match=r"has Triton 3\.6\.0, and the candidate is built with Triton 3\.9\.0"):
+        compiler.load_triton()
+
+
+def test_the_version_is_that_of_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    assert f"triton=={compiler.VERSION}" in tomllib.loads(text)["project"]["optional-dependencies"]["triton"]
+    _with_triton(tmp_path, compiler.VERSION, monkeypatch)
+    assert compiler.is_installed()
