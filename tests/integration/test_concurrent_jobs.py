@@ -18,14 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from fractune_core.files.bundles import Bundle
+from fractune_core.fleet.marks import CANCELLED, DONE
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Kind, Status
 from fractune_core.workloads import WINOGRAD4, is_exact
+from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, model_bytes, running_server
+from tests.support.secret import SECRET
 
 OPERATORS = (("conv2d_a", 4), ("conv2d_b", 2), ("dense", 1))
 ONE, TWO, BOTH = ["cpu:1"], ["cpu:2"], ["cpu:1", "cpu:2"]
@@ -367,3 +371,88 @@ def test_a_job_cancelled_just_before_the_server_dies_holds_no_other_up(tmp_path:
             (job,) = stage.finish(other)
             assert sum(op.trials for op in job.operators) == 24
             assert set(stage.measured(model).values()) == {1}
+
+
+ROLES = ("tune-1", "build-1", "measure-1")
+
+
+class Repeating:
+    def __init__(self, url: str, client: Client, fleet: SimulatedFleet) -> None:
+        self.redis = redis.Redis.from_url(url)
+        self.client, self.fleet = client, fleet
+        self.copies: dict[str, bytes] = {}
+        """of RQ's jobs, by key, as Redis dumps them"""
+
+    def model(self) -> str:
+        return self.client.upload(model_bytes((f"op_{uuid.uuid4().hex[:6]}", 1)))
+
+    def copy_work_in_hand(self, worker: str) -> None:
+        """Copy what waits or runs, once the worker has something in its hands; it goes on afterwards."""
+        held = self.fleet.workers[worker]
+        wait_until(lambda: len(held.handled) > len(held.delivered))
+        for key in self.redis.scan_iter("rq:job:*", _type="hash"):
+            if copy := self.redis.dump(key):  # it may have been done meanwhile
+                self.copies[key.decode()] = copy
+        held.hold.clear()
+
+    def repeat(self) -> None:
+        """Put all copies back, and wait until the fleet has done what comes of them and the server has seen it."""
+        idle, before = WorkQueues(self.redis, SECRET).idle, len(self.fleet.workers["tune-1"].delivered)
+        wait_until(idle)
+        self.redis.delete(DONE, CANCELLED)
+        for key, copy in self.copies.items():
+            self.redis.restore(key, 0, copy, replace=True)
+            origin: Any = self.redis.hget(key, "origin")
+            self.redis.rpush(f"rq:queue:{origin.decode()}", key.removeprefix("rq:job:"))
+        wait_until(lambda: len(self.fleet.workers["tune-1"].delivered) > before)
+        wait_until(idle)
+        # Its results come after those in the same streams.
+        assert self.client.finish(self.client.create(self.model(), trials=2).name).state == pb.JOB_STATE_DONE
+
+    def trials(self, job: str) -> Counter[tuple[str, str]]:
+        """How often the log has each candidate at each share."""
+        chosen = pb.RecordFilter(job=job, kind="trial")
+        found = self.client.log.ListRecords(pb.ListRecordsRequest(filter=chosen, page_size=1000)).records
+        return Counter((record.candidate_id, record.granted.share) for record in found)
+
+    def pieces(self, job: str) -> int:
+        """How many pieces of work the job is charged for."""
+        (cost,) = self.client.jobs.ListCosts(pb.ListCostsRequest(job=job)).costs
+        return sum(each.pieces for each in cost.spent)
+
+
+@pytest.fixture
+def repeating(tmp_path: Path) -> Iterator[Repeating]:
+    with (
+        running_redis() as url,
+        simulated_fleet(url) as fleet,
+        running_server(url, tmp_path / "state") as server,
+        server.client() as client,
+    ):
+        repeating = Repeating(url, client, fleet)
+        yield repeating
+        repeating.redis.close()
+
+
+def test_work_of_an_ended_job_that_is_given_again_adds_nothing(repeating: Repeating) -> None:
+    for name in ROLES:
+        repeating.fleet.workers[name].hold.set()
+    name = repeating.client.create(repeating.model(), trials=0, more=12).name
+    for worker in ROLES:
+        repeating.copy_work_in_hand(worker)
+    assert repeating.client.finish(name).progress.candidates_done == 12
+    charged = repeating.pieces(name)
+    repeating.repeat()
+    assert list(repeating.trials(name).values()) == [1] * 24  # at each of two shares
+    assert repeating.pieces(name) == charged
+
+
+def test_work_of_a_cancelled_job_that_is_given_again_adds_nothing(repeating: Repeating) -> None:
+    repeating.fleet.workers["tune-1"].hold.set()
+    name = repeating.client.create(repeating.model(), trials=12).name
+    wait_until(lambda: repeating.fleet.workers["tune-1"].handled)
+    repeating.client.jobs.CancelJob(pb.CancelJobRequest(name=name))
+    wait_until(lambda: repeating.redis.zcard(CANCELLED) == 2)  # the job, then its round
+    repeating.copy_work_in_hand("tune-1")
+    repeating.repeat()
+    assert repeating.trials(name) == Counter()
