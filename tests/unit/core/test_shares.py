@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,22 +149,12 @@ def test_ranges_count_as_the_shares_at_which_they_are_measured() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("mps:50..25", "from the guarantee up to the burst, and 50 is not below 25; write mps:25..50"),
-        ("cpu:2..2", "2 is not below 2; write cpu:2"),
-        ("mps:25..101", "is not a size of mps"),
-        ("mps:25..", "is not a size of mps"),
-        ("cpu:0..2", "is not a size of cpu"),
-        ("green:8..16", "is not a size of green"),
-    ],
-)
-def test_a_range_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
-    with pytest.raises(BadRequest, match=says):
-        Share.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
+        ("mps:50..25", ".*from the guarantee up to the burst, and 50 is not below 25; write mps:25..50"),
+        ("cpu:2..2", ".*2 is not below 2; write cpu:2"),
+        ("mps:25..101", ".*is not a size of mps"),
+        ("mps:25..", ".*is not a size of mps"),
+        ("cpu:0..2", ".*is not a size of cpu"),
+        ("green:8..16", ".*is not a size of green"),
         ("mps:101", "'101' is not a size of mps, which takes 1 to 100, without % or a range such as 25..50; write "),
         ("mps", "'' is not a size of mps, which takes .*; write mps:PERCENT or mps:PERCENT..MOST$"),
         ("mig:1g", "'1g' is not a size of mig, which takes a profile such as 1g.18gb, or .*; write mig:PROFILE"),
@@ -175,8 +167,8 @@ def test_a_range_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
         ),
     ],
 )
-def test_a_wrong_size_names_those_that_the_share_takes(text: str, says: str) -> None:
-    with pytest.raises(BadRequest, match=rf"^share '{text}': {says}"):
+def test_a_wrong_size_or_range_names_those_that_the_share_takes(text: str, says: str) -> None:
+    with pytest.raises(BadRequest, match=rf"^share '{re.escape(text)}': {says}"):
         Share.parse(text)
 
 

@@ -44,32 +44,21 @@ def test_the_capability_is_read_from_the_architecture(arch: str, number: int | N
 
 
 @pytest.mark.parametrize(
-    ("arch", "isa"),
+    ("arch", "own", "others"),
     [
-        ("sm_90", "sm_90"),
-        ("sm_90a", "sm_90"),
-        ("sm_80", "sm_86"),
-        ("sm_100", "sm_103"),
-        ("sm_100f", "sm_103"),
+        ("sm_90", ["sm_90"], ["znver3"]),
+        ("sm_90a", ["sm_90"], []),
+        ("sm_80", ["sm_86"], ["sm_90"]),
+        ("sm_86", [], ["sm_80"]),
+        ("sm_100", ["sm_103"], []),
+        ("sm_100f", ["sm_103"], []),
+        ("sm_100a", [], ["sm_103"]),
+        ("sm_120", [], ["sm_100"]),
+        ("", [], ["sm_90"]),
     ],
 )
-def test_machine_code_runs_on_its_own_generation(arch: str, isa: str) -> None:
-    assert runs_on(arch, isa)
-
-
-@pytest.mark.parametrize(
-    ("arch", "isa"),
-    [
-        ("sm_86", "sm_80"),
-        ("sm_80", "sm_90"),
-        ("sm_100a", "sm_103"),
-        ("sm_120", "sm_100"),
-        ("sm_90", "znver3"),
-        ("", "sm_90"),
-    ],
-)
-def test_and_on_no_other(arch: str, isa: str) -> None:
-    assert not runs_on(arch, isa)
+def test_machine_code_runs_on_its_own_generation_and_on_no_other(arch: str, own: list[str], others: list[str]) -> None:
+    assert [isa for isa in own + others if runs_on(arch, isa)] == own
 
 
 LLVM, CUDA = {"kind": "llvm"}, {"kind": "cuda", "arch": "sm_90"}

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,22 +18,8 @@ from fractune.local.processes import Part, Running, end_in_order, tend_all
 from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable, StateUnusable
 from fractune_core.fleet.redis_names import PROTOCOL_KEY
 from fractune_core.host import parent_death
-from tests.support.processes.redis_process import running_redis
-
-
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+from tests.support.processes.redis_process import running_redis, wait_until
+from tests.support.processes.worker_processes import alive
 
 
 def python(code: str) -> list[str]:

@@ -178,29 +178,26 @@ def test_a_daemon_with_a_lower_limit_of_its_own_is_found_out(monkeypatch: pytest
             client.verify()
 
 
-def test_a_cap_that_is_not_in_force_is_refused() -> None:
-    with pytest.raises(ShareUnavailable, match="not in force: all 132 SMs"):
-        mps(driver=shows(SMS)).verify()
-
-
 @pytest.mark.parametrize("met", [32, 31, 30])
 def test_a_kernel_meets_the_sms_that_cuda_shows_but_for_a_step(met: int) -> None:
     assert mps(driver=shows(32, met)).verify().units == 32
 
 
-@pytest.mark.parametrize("met", [132, 33, 29])
-def test_a_kernel_that_meets_more_or_far_fewer_is_no_proof(met: int) -> None:
-    with pytest.raises(ShareUnavailable, match=f"CUDA shows 32 SMs, and a kernel ran on {met}"):
-        mps(driver=shows(32, met)).verify()
+@pytest.mark.parametrize(
+    ("driver", "says"),
+    [
+        (shows(SMS), "not in force: all 132 SMs"),
+        *((shows(32, met), f"CUDA shows 32 SMs, and a kernel ran on {met}") for met in (132, 33, 29)),
+        (shows(32, uuid="GPU-other"), "CUDA uses GPU-other, not GPU-74d43ed3"),
+    ],
+)
+def test_another_gpu_and_other_sms_than_those_of_the_cap_are_no_proof(driver: Callable[[], Driver], says: str) -> None:
+    with pytest.raises(ShareUnavailable, match=says):
+        mps(driver=driver).verify()
 
 
 def test_a_neighbour_may_hide_an_sm_from_one_run() -> None:
     assert mps(driver=lambda: SimulatedDriver(sms=32, met=[9, 32, 14])).verify().units == 32
-
-
-def test_another_gpu_is_refused() -> None:
-    with pytest.raises(ShareUnavailable, match="CUDA uses GPU-other, not GPU-74d43ed3"):
-        mps(driver=shows(32, uuid="GPU-other")).verify()
 
 
 def test_after_a_fault_a_new_client_waits_until_all_others_have_left(become: Become) -> None:
