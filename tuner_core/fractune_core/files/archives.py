@@ -64,7 +64,7 @@ class ComparingFile(io.RawIOBase):
 
 _MOST_DIRECTORY_BYTES = 2**24
 """Of the central directory, more than 100,000 entries: parsed, it takes several times its size in memory"""
-_CHUNK_BYTES = 2**16
+_CHUNK_BYTES = 2**20
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _LOCAL_MAGIC = b"PK\x03\x04"
 _ENCRYPTED, _SIZES_FOLLOW, _UTF8 = 0x2041, 0x8, 0x800

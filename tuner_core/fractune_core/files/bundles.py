@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, get_args
@@ -157,18 +158,19 @@ class Bundle(SealedFile):
         """As `read`, for a large entry: fill each buffer with the bytes from its byte offset on, so that no byte
         is in memory twice. Raises BadBundle.
         """
-        waiting = sorted(parts, key=lambda part: part[0])
+        waiting = deque(sorted(parts, key=lambda part: part[0]))
+        begun = list[tuple[int, memoryview]]()
         at = 0
         for chunk in self._chunks(entry):
             end = at + len(chunk)
-            for begin, buffer in waiting:
-                if begin >= end:
-                    break
+            while waiting and waiting[0][0] < end:
+                begun.append(waiting.popleft())
+            for begin, buffer in begun:
                 first, last = max(begin, at), min(begin + len(buffer), end)
-                buffer[first - begin : last - begin] = chunk[first - at : last - at]
-            waiting = [(begin, buffer) for begin, buffer in waiting if begin + len(buffer) > end]
+                buffer[first - begin : last - begin] = memoryview(chunk)[first - at : last - at]
+            begun = [(begin, buffer) for begin, buffer in begun if begin + len(buffer) > end]
             at = end
-        if waiting:
+        if any(begin + len(buffer) > at for begin, buffer in (*begun, *waiting)):
             raise self._bad(f"'{entry}' is not of the size that {MANIFEST} gives")
 
     def check_undivided(self, what: str) -> None:

@@ -132,7 +132,7 @@ class SealedFile:
         """
         added, digests = extra or {}, self.written["sha256"]
         if added:
-            fields["sha256"] = {**digests, **{name: _digest([payload]) for name, payload in added.items()}}
+            fields["sha256"] = {**digests, **{name: _digest_and_size([payload])[0] for name, payload in added.items()}}
         manifest = _manifest_bytes(self.KIND, {**self.written, **fields}) if fields else self.manifest_bytes
         kept = ((name, self.size(name), self._chunks(name)) for name in digests if name not in added)
         own = {**added, **({} if signature is None else {SIGNATURE: signature})}
@@ -173,11 +173,12 @@ def _comment(manifest: bytes) -> bytes:
 def write_sealed(
     file: IO[bytes], kind: str, manifest: Mapping[str, Any], entries: Mapping[str, Iterable[bytes | memoryview]]
 ) -> None:
-    """Write a sealed file of entries in pieces, which are gone through three times. Its manifest gets the digest of
-    every entry. Raises BadRequest for a manifest that no reader would take.
+    """Write a sealed file of entries in pieces, which are gone through twice: weights are large. Its manifest gets the
+    digest of every entry. Raises BadRequest for a manifest that no reader would take.
     """
-    digests = {name: _digest(pieces) for name, pieces in entries.items()}
-    sized = ((name, sum(map(len, pieces)), pieces) for name, pieces in entries.items())
+    known = {name: _digest_and_size(pieces) for name, pieces in entries.items()}
+    digests = {name: digest for name, (digest, _) in known.items()}
+    sized = ((name, known[name][1], pieces) for name, pieces in entries.items())
     _write(file, _manifest_bytes(kind, {**manifest, "sha256": digests}), sized)
 
 
@@ -186,11 +187,12 @@ def write_archive(file: IO[bytes], manifest: bytes, entries: Mapping[str, bytes]
     _write(file, manifest, ((name, len(payload), [payload]) for name, payload in entries.items()))
 
 
-def _digest(pieces: Iterable[bytes | memoryview]) -> str:
-    digest = hashlib.sha256()
+def _digest_and_size(pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
+    digest, size = hashlib.sha256(), 0
     for piece in pieces:
         digest.update(piece)
-    return digest.hexdigest()
+        size += len(piece)
+    return digest.hexdigest(), size
 
 
 def _manifest_bytes(kind: str, manifest: Mapping[str, Any]) -> bytes:

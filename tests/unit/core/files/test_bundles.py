@@ -9,15 +9,16 @@ import time
 import tracemalloc
 import warnings
 import zipfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fractune_core.errors import BadBundle, BadRequest
-from fractune_core.files import sealed
+from fractune_core.files import archives, sealed
 from fractune_core.files.bundles import WEIGHTS, Bundle, object_entry, write_bundle
-from fractune_core.files.sealed import MANIFEST, write_archive
+from fractune_core.files.sealed import MANIFEST, write_archive, write_sealed
 from tests.support.client_samples import DEVICE, bundle_bytes, variants
 
 
@@ -72,6 +73,42 @@ def test_parts_of_a_large_entry_are_read_into_buffers_of_their_own() -> None:
     for begin, size in ((0, len(payload) + 1), (len(payload) - 1, 2)):
         with pytest.raises(BadBundle, match="size"):
             bundle.read_parts("weights.bin", [(begin, memoryview(bytearray(size)))])
+
+
+def test_a_part_is_looked_at_while_it_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model has hundreds of weights, and thousands of chunks."""
+    looks = 0
+
+    class Begin(int):
+        def __add__(self, other: int) -> int:
+            nonlocal looks
+            looks += 1
+            return int(self) + other
+
+    monkeypatch.setattr(archives, "_CHUNK_BYTES", 64)
+    file, count = io.BytesIO(), 64
+    entries = {"records.jsonl": b"", "weights.bin": bytes(64 * count), object_entry(0, "lib0.o"): b"code"}
+    write_bundle(file, Bundle(a_bundle()).manifest, entries)
+    parts = [(Begin(64 * at), memoryview(bytearray(64))) for at in range(count)]
+    Bundle(file.getvalue()).read_parts("weights.bin", parts)
+    assert looks <= 4 * count
+
+
+def test_the_pieces_of_an_entry_are_made_twice() -> None:
+    """Those of weights are read from scratch files each time."""
+    made = 0
+
+    class Pieces(Iterable[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            nonlocal made
+            made += 1
+            return iter([b"0123", b"456"])
+
+    file = io.BytesIO()
+    entries: dict[str, Iterable[bytes]] = {"records.jsonl": [b""], "weights.bin": Pieces()}
+    write_sealed(file, Bundle.KIND, Bundle(a_bundle()).manifest, {**entries, object_entry(0, "lib0.o"): [b"code"]})
+    assert Bundle(file.getvalue()).read("weights.bin") == b"0123456"
+    assert made == 2
 
 
 def test_measured_times_are_by_units_and_variant() -> None:
