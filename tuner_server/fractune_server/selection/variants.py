@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from fractune_core.analysis.match import How, Match, find_match, reported_regret
 from fractune_core.analysis.validated import MeasuredTimes, Times, ValidatedRecords, choosing_order
@@ -13,6 +14,9 @@ from fractune_core.shares import GrantedShare, Share, units_text
 
 _GAIN = 1e-9
 """a smaller improvement of the worst regret counts as rounding"""
+_HARDLY = 0.01
+"""A variant that loses only so much less of the model's time than another is not made: it would be compiled, compared
+with the model file on each set of inputs, and timed at each share. Noise in small operators makes such variants"""
 
 Rows = Mapping[str, Mapping[str, Sequence[float]]]
 """seconds at each share, by operator and finalist"""
@@ -146,8 +150,8 @@ class Variant:
 def variants_for(
     deployment: Deployment, operators: Sequence[ValidatedOperator], ranges: Sequence[str] = (), *, robust_only: bool
 ) -> list[Variant]:
-    """A variant for each share, one for each range and a robust one, each if it differs from those before, and the
-    untuned one last.
+    """A variant for each share, one for each range and a robust one, each if those before lose more at the worst of
+    its shares, and the untuned one last.
     """
     untuned = Variant(UNTUNED_VARIANT, {})
     robust = robust_variant(ROBUST_VARIANT, deployment, operators)
@@ -158,10 +162,27 @@ def variants_for(
         for share in deployment.granted
     ]
     if len(found) > 1:
-        for variant in (*(robust_variant(each, deployment.within(each), operators) for each in ranges), robust):
-            if all(variant.traces != other.traces for other in found):
+        within = [(each, deployment.within(each)) for each in ranges]
+        made = [(place, robust_variant(name, place, operators)) for name, place in within]
+        for place, variant in (*made, (deployment, robust)):
+            if not _is_needless(variant, place, operators, found):
                 found.append(variant)
     return [*found, untuned]
+
+
+def _is_needless(
+    variant: Variant, place: Deployment, operators: Sequence[ValidatedOperator], others: Sequence[Variant]
+) -> bool:
+    """Whether another one has its schedules, or loses hardly more at the worst share of the place."""
+    if any(variant.traces == other.traces for other in others):
+        return True
+    rows = measured_secs(place, operators, [variant, *others], choosing=True).values()
+
+    def loss(name: str) -> float:
+        return max(row.get(name, inf) / min(row.values()) for row in rows)
+
+    is_known = all(variant.name in row and min(row.values()) for row in rows)
+    return is_known and any(loss(other.name) <= loss(variant.name) + _HARDLY for other in others)
 
 
 def with_alternatives(

@@ -67,6 +67,14 @@ def test_no_robust_variant_beside_one_that_has_the_same_schedules() -> None:
     assert traces(variants_for(PLACE, [found], robust_only=True)) == {"robust": {WORKLOAD: "one"}, "untuned": {}}
 
 
+@pytest.mark.parametrize(("noise", "names"), [(0.009, ["cpu:1", "cpu:2"]), (0.02, ["cpu:1", "cpu:2", "robust"])])
+def test_no_robust_variant_where_it_would_save_next_to_nothing(noise: float, names: list[str]) -> None:
+    """Each variant is compiled, compared with the model file, and timed at each share."""
+    times = {"one": (1.0, 1.0 + noise), "two": (1.0 + noise, 1.0), "both": (1.001, 1.001)}
+    found = operator({UNTUNED: (9.0, 9.0), **times})
+    assert list(traces(variants_for(PLACE, [found], robust_only=False))) == [*names, "untuned"]
+
+
 def test_an_alternative_has_variants_of_its_own_at_shares_where_it_has_a_schedule() -> None:
     plain = operator({UNTUNED: (9.0, 9.0), "one": (1.0, 3.0), "two": (3.0, 1.0)})
     records = ValidatedRecords(
