@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, get_args
 
@@ -171,7 +171,32 @@ class Bundle(SealedFile):
             begun = [(begin, buffer) for begin, buffer in begun if begin + len(buffer) > end]
             at = end
         if any(begin + len(buffer) > at for begin, buffer in (*begun, *waiting)):
-            raise self._bad(f"'{entry}' is not of the size that {MANIFEST} gives")
+            raise self._other_size(entry)
+
+    def parts(self, entry: str, places: Iterable[tuple[int, int]]) -> Iterator[bytearray]:
+        """The bytes of a large entry from each byte offset on, in such a number; one part is in memory at a time. The
+        places lie one behind the other. Raises BadBundle, also behind the last part.
+        """
+        waiting, part = deque(places), bytearray()
+        at = 0
+        for chunk in self._chunks(entry):
+            while waiting:
+                begin, size = waiting[0]
+                first = begin + len(part) - at
+                if first > len(chunk):
+                    break
+                part += memoryview(chunk)[first : begin + size - at]
+                if len(part) < size:
+                    break
+                yield part
+                waiting.popleft()
+                part = bytearray()
+            at += len(chunk)
+        if waiting:
+            raise self._other_size(entry)
+
+    def _other_size(self, entry: str) -> BadBundle:
+        return self._bad(f"'{entry}' is not of the size that {MANIFEST} gives")
 
     def check_undivided(self, what: str) -> None:
         """Raises BadBundle if the model is in parts: `what` needs times and variants of the whole model."""

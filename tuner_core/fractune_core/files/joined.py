@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from fractune_core.errors import BadRequest
@@ -54,7 +54,7 @@ def _write(
 ) -> None:
     weights = _Weights()
     members: list[dict[str, Any]] = []
-    entries: dict[str, list[bytes]] = {}
+    entries: dict[str, Iterable[bytes | memoryview]] = {}
     for number, bundle in enumerate(bundles):
         members.append(_member(bundle, weights.add(bundle)))
         entries.update(_objects(bundle, number))
@@ -116,7 +116,7 @@ class _Weights:
     def __init__(self) -> None:
         self.described: list[dict[str, Any]] = []
         """their `dtype`, `shape`, `offset` and `size`"""
-        self.pieces: list[bytes] = []
+        self.pieces: list[bytes | memoryview] = []
         """the bytes of the file"""
         self._places: dict[tuple[Any, ...], int] = {}
         self._end = 0
@@ -124,16 +124,14 @@ class _Weights:
     def add(self, bundle: Bundle) -> list[int]:
         """The places of the bundle's weights, in their order."""
         described = bundle.manifest["weights"]
-        rooms = [bytearray(each["size"]) for each in described]
-        pairs = list(zip(described, rooms, strict=True))
-        bundle.read_parts(WEIGHTS, ((each["offset"], memoryview(room)) for each, room in pairs))
-        return [self._place(each, bytes(room)) for each, room in pairs]
+        parts = bundle.parts(WEIGHTS, ((each["offset"], each["size"]) for each in described))
+        return [self._place(each, part) for each, part in zip(described, parts, strict=True)]
 
-    def _place(self, weight: Mapping[str, Any], payload: bytes) -> int:
+    def _place(self, weight: Mapping[str, Any], payload: bytearray) -> int:
         key = (weight["dtype"], *weight["shape"], hashlib.sha256(payload).digest())
         if key not in self._places:
             offset = math.ceil(self._end / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-            self.pieces += [bytes(offset - self._end), payload]
+            self.pieces += [bytes(offset - self._end), memoryview(payload)]
             self._end = offset + len(payload)
             self._places[key] = len(self.described)
             self.described.append({**weight, "offset": offset})

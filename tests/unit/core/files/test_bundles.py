@@ -75,6 +75,20 @@ def test_parts_of_a_large_entry_are_read_into_buffers_of_their_own() -> None:
             bundle.read_parts("weights.bin", [(begin, memoryview(bytearray(size)))])
 
 
+def test_parts_of_a_large_entry_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "_CHUNK_BYTES", 7)
+    payload, file = random.Random(0).randbytes(77), io.BytesIO()
+    entries = {"records.jsonl": b"", "weights.bin": payload, object_entry(0, "lib0.o"): b"code"}
+    write_bundle(file, Bundle(a_bundle()).manifest, entries)
+    bundle = Bundle(file.getvalue())
+    places = [(0, 0), (0, 5), (5, 9), (14, 0), (14, 7), (30, 40), (77, 0)]
+    found = list(bundle.parts("weights.bin", places))
+    assert found == [payload[begin : begin + size] for begin, size in places]
+    for wrong in ((70, 8), (77, 1), (78, 0)):
+        with pytest.raises(BadBundle, match="'weights.bin' is not of the size"):
+            list(bundle.parts("weights.bin", [wrong]))
+
+
 def test_a_part_is_looked_at_while_it_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model has hundreds of weights, and thousands of chunks."""
     looks = 0

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import io
 import json
+import random
+import tracemalloc
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +87,25 @@ def test_a_bundle_for_several_shapes_looks_like_that_of_the_largest() -> None:
     copied.verify()
     assert [each.manifest["inputs"][0]["shape"] for each in copied.members] == [SMALL, LARGE]
     assert (copied.manifest["note"], copied.signature) == ("more", b"s" * 64)
+
+
+def test_the_weights_are_in_memory_once(tmp_path: Path) -> None:
+    """Those of a language model are gigabytes, and a bundle has a member for each size of its inputs."""
+    count, size = 64, 1 << 18
+    held = random.Random(0).randbytes(count * size)
+    lies = [{"dtype": "float32", "shape": [size // 4], "offset": size * at, "size": size} for at in range(count)]
+    variants = [{"name": "untuned", "objects": ["lib0.o"], "weights": list(range(count))}]
+    inputs = ({"inputs": [{"name": "ids", "dtype": "int64", "shape": shape}]} for shape in (SMALL, LARGE))
+    bundles = [Bundle(bundle_bytes(held, variants=variants, weights=lies, **each)) for each in inputs]
+    buckets = Buckets(open_axes([each.manifest for each in bundles]), {}, Padding(proved=False, reason=""))
+    with (tmp_path / "joined.fractune").open("wb") as file:
+        tracemalloc.start()
+        try:
+            join_bundles(file, bundles, buckets)
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert most <= 1.3 * len(held)
 
 
 def test_the_same_bundles_make_the_same_file() -> None:
