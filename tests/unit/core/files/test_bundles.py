@@ -85,7 +85,7 @@ def test_parts_of_a_large_entry_are_read_one_after_the_other(monkeypatch: pytest
     found = list(bundle.parts("weights.bin", places))
     assert found == [payload[begin : begin + size] for begin, size in places]
     for wrong in ((70, 8), (77, 1), (78, 0)):
-        with pytest.raises(BadBundle, match="'weights.bin' is not of the size"):
+        with pytest.raises(BadBundle, match="is not of the size that"):
             list(bundle.parts("weights.bin", [wrong]))
 
 
