@@ -15,8 +15,8 @@ from fractune_core.shares import GrantedShare, Share, units_text
 _GAIN = 1e-9
 """a smaller improvement of the worst regret counts as rounding"""
 _HARDLY = 0.01
-"""A variant is not made if it loses less than another one by only this part of the model's time: it would be compiled,
-compared with the model file, and timed at each share. Noise in small operators makes such variants."""
+"""A variant is not made if it saves only this part of the model's time at its worst share: noise makes such variants.
+Each would be compiled, compared with the model file, and timed at each share."""
 
 Rows = Mapping[str, Mapping[str, Sequence[float]]]
 """seconds at each share, by operator and finalist"""
