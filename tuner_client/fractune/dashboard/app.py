@@ -488,4 +488,4 @@ class Site:
     async def _failed(self, request: Request, error: Exception) -> Response:
         kind = type(error)
         status = _STATUS.get(error.grpc_status, 503) if isinstance(error, FractuneError) else 500
-        return self._shown(request, job.failed_page("This did not work", str(error), status, kind.__name__))
+        return self._shown(request, job.failed_page(str(error), status, kind.__name__))

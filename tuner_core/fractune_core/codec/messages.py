@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from datetime import UTC, datetime
 from enum import Enum
 from functools import cache, partial
 from operator import attrgetter
@@ -47,11 +46,6 @@ def seconds(stamp: Timestamp) -> float:
 
 def _no_time(what: str) -> BadRequest:
     return BadRequest(f"{what} after 1970 began is no time of the years 1 to 9999")
-
-
-def when(stamp: Timestamp) -> datetime:
-    """For people: a time in UTC."""
-    return datetime.fromtimestamp(seconds(stamp), UTC)
 
 
 _T = TypeVar("_T")

@@ -314,7 +314,9 @@ def _untuned_s(found: JobStatus, share: str) -> float | None:
     return sum(each.weight * each.untuned_s[share] for each in counted)
 
 
-def failed_page(title: str, message: str, status: int, name: str) -> Page:
+def failed_page(message: str, status: int, name: str) -> Page:
     """An error as a page. It is rendered again when the server is back."""
     data: dict[str, Any] = {"error": name, "message": message}
-    return Page(title, data, facts=((name, Cell(message)),), is_live=status == _UNAVAILABLE, status=status)
+    return Page(
+        "This did not work", data, facts=((name, Cell(message)),), is_live=status == _UNAVAILABLE, status=status
+    )
