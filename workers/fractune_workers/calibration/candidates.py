@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from fractune_core.analysis.noise import FEWEST_CANDIDATES
 from fractune_core.errors import BadModel, FractuneError
 from fractune_core.records import Status
 from fractune_core.targets import target_key, with_cores
-from fractune_core.workloads import implementation_of
 from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, CallFailed, ChildTimeout
@@ -123,9 +121,8 @@ class Candidates:
 
     def batch(self, names: Sequence[str]) -> ArtifactBatch:
         """These candidates, as they are measured together."""
-        seed = zlib.crc32(self.operator.workload_hash.encode())
-        implementations = dict(zip(self.codes, map(implementation_of, self.traces), strict=True))
-        return ArtifactBatch(self.args_info, seed, {name: self.codes[name] for name in names}, implementations)
+        codes, traces = {name: self.codes[name] for name in names}, dict(zip(self.codes, self.traces, strict=True))
+        return ArtifactBatch.of(self.operator.workload_hash, self.args_info, codes, traces)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import math
 import os
 import statistics
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -44,7 +45,7 @@ from fractune_core.records import (
     with_cache,
 )
 from fractune_core.shares import Device, GrantedShare, Share
-from fractune_core.workloads import DIRECT
+from fractune_core.workloads import DIRECT, implementation_of
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, ChildDied, ChildTimeout
 from fractune_workers.child.process import Start
@@ -148,6 +149,22 @@ class ArtifactBatch:
     """by candidate, of those that are not of the direct one: what arguments they take"""
     repeat_ms: float | None = None
     """milliseconds of one repeat of a validation with a warm cache; None = the policy's own length"""
+
+    @classmethod
+    def of(
+        cls,
+        workload_hash: str,
+        args_info: list[Any],
+        codes: dict[str, bytes],
+        traces: Mapping[str, str],
+        repeat_ms: float | None = None,
+    ) -> ArtifactBatch:
+        """The artifacts `codes` of one workload, whose random arguments are the same everywhere. `traces`: by
+        candidate, of these and perhaps others.
+        """
+        named = {candidate: implementation_of(traces[candidate]) for candidate in codes}
+        others = {candidate: implementation for candidate, implementation in named.items() if implementation != DIRECT}
+        return cls(args_info, zlib.crc32(workload_hash.encode()), codes, others, repeat_ms)
 
     def implementation(self, candidate: str) -> str:
         return self.implementations.get(candidate, DIRECT)

@@ -21,7 +21,6 @@ import tempfile
 import threading
 import time
 import uuid
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -39,7 +38,6 @@ from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.names import DEFAULT_TENANT, digest_of
 from fractune_core.records import ArtifactItem, Kind, Status, TuningRecord
 from fractune_core.shares import Device, Share
-from fractune_core.workloads import DIRECT, implementation_of
 from fractune_workers.gpu.nvml import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from fractune_workers.locks.gpu_slots import ALONE, GpuSlots, MeasurementSlot
@@ -289,9 +287,7 @@ def batch_of(pack: Pack, operator: PackedOperator, candidates: Iterable[Artifact
     """Those of the operator's candidates that could be built. Raises BadBundle."""
     built = {each.candidate: each.trace for each in candidates if each.status is Status.OK}
     codes = {name: pack.code(name) for name in built}
-    named = {name: implementation_of(trace) for name, trace in built.items()}
-    others = {name: each for name, each in named.items() if each != DIRECT}
-    return ArtifactBatch(operator.args_info, zlib.crc32(operator.workload_hash.encode()), codes, others)
+    return ArtifactBatch.of(operator.workload_hash, operator.args_info, codes, built)
 
 
 def _proved(share: Share, folder: Path, held: contextlib.ExitStack, progress: Progress) -> _Place:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -34,7 +33,6 @@ from fractune_core.fleet.worker_entries import FAULT_EPOCHS, REMEASURED
 from fractune_core.names import DEFAULT_TENANT
 from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare, Share
-from fractune_core.workloads import DIRECT, implementation_of
 from fractune_workers.context import ResultTransaction, WorkerContext
 from fractune_workers.gpu.nvml import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.locks.gpu_slots import ALONE, GpuTurns, MeasurementSlot, claim_of
@@ -207,10 +205,9 @@ class Measurer(Role):
             for item in work.candidates
             if item.status is Status.OK
         }
-        named = ((item.candidate, implementation_of(item.trace)) for item in work.candidates)
-        others = {candidate: implementation for candidate, implementation in named if implementation != DIRECT}
-        seed = zlib.crc32(work.round.operator.workload_hash.encode())
-        return ArtifactBatch(work.args_info, seed, codes, others, work.round.repeat_ms)
+        traces = {item.candidate: item.trace for item in work.candidates}
+        of = work.round.operator.workload_hash
+        return ArtifactBatch.of(of, work.args_info, codes, traces, work.round.repeat_ms)
 
     def _time_model(self, work: TimeModelWork) -> None:
         transaction = self._context.transaction(work)
