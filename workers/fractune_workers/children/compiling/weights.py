@@ -13,8 +13,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.files.manifests import ALIGNMENT_BYTES
-from fractune_workers.children.rewriting.expressions import called_functions
-from fractune_workers.children.tvm_api.arrays import element_bytes
+from fractune_workers.children.rewriting.expressions import called_functions, element_bytes
 from fractune_workers.children.tvm_api.scratch_tensors import pieces_of
 
 _SMALLEST = 16

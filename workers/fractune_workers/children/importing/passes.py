@@ -42,6 +42,7 @@ from fractune_workers.children.rewriting.caches import with_caches
 from fractune_workers.children.rewriting.concats import CONCAT, kept, settled
 from fractune_workers.children.rewriting.expressions import (
     bindings_of,
+    element_bytes,
     has_fixed_shapes,
     is_scheduled,
     operator_of,
@@ -53,7 +54,6 @@ from fractune_workers.children.rewriting.expressions import (
 )
 from fractune_workers.children.rewriting.lookups import looked_up
 from fractune_workers.children.rewriting.simplifying.simplify import simplify
-from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
 from fractune_workers.children.tvm_api.target import VectorUnit, needed_features, vector_unit
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads

@@ -14,8 +14,7 @@ from tvm import relax
 
 from fractune_core.errors import BadModel, first_line
 from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants, Limits, check_tensor
-from fractune_workers.children.rewriting.expressions import operands_of
-from fractune_workers.children.tvm_api.arrays import element_bytes
+from fractune_workers.children.rewriting.expressions import element_bytes, operands_of
 
 _ANALYZER = tvm.sym.Analyzer()
 _MOST_FIELDS = 4 * MOST_NODES

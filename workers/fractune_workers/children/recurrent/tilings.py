@@ -17,7 +17,7 @@ from fractune_core.workloads import INT8
 from fractune_workers.children.recurrent.kernel import recurrence_kernel
 from fractune_workers.children.recurrent.packing import BYTES, DIRECTIONS, UNITS, Tiling
 from fractune_workers.children.recurrent.recurrence import LARGEST_WEIGHT, Recurrence
-from fractune_workers.children.tvm_api.arrays import element_bytes
+from fractune_workers.children.rewriting.expressions import element_bytes
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_product
 from fractune_workers.children.tvm_api.target import VectorUnit, vector_unit
 

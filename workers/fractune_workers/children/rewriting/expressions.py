@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 import numpy.typing as npt
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from fractune_workers.children.tvm_api.scratch_tensors import kept, numbers_in
@@ -129,6 +130,11 @@ def rewritten(mod: tvm.IRModule, rewriter: Any) -> tvm.IRModule:
 def bits_of(value: Any) -> int:
     """The size of a tensor of fixed shape."""
     return prod(shape_of(value)) * int(tvm.DataType(str(value.ty.dtype)).bits)
+
+
+def element_bytes(dtype: Any) -> int:
+    """Bytes of an element of TVM's type."""
+    return ceil(tvm_ffi.dtype(str(dtype)).bits / 8)
 
 
 def is_constant(expr: Any) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 
 from fractune_core.agreement import differences
 from fractune_runtime.tvm_runtime.tensors import numpy_dtype
@@ -85,11 +84,6 @@ def is_blank(output: Any) -> bool:
     """Whether all numbers are one, or none is finite: then equal outputs say nothing of a kernel."""
     numbers = output.astype("float64")
     return bool(output.size > 1 and ((numbers == numbers.flat[0]).all() or not np.isfinite(numbers).any()))
-
-
-def element_bytes(dtype: Any) -> int:
-    """Bytes of an element of TVM's type."""
-    return math.ceil(tvm_ffi.dtype(str(dtype)).bits / 8)
 
 
 def difference(output: Any, reference: Any) -> float:
