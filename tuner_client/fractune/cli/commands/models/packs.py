@@ -1,4 +1,4 @@
-"""`fractune measure`: the candidates of a pack, timed at shares of this machine."""
+"""`fractune pack`: candidates of a model, built here; `fractune measure`: timed at shares of another machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,58 @@ import typer
 from fractune.cli import options
 from fractune.features.packs import carry_wheels, requirements
 from fractune.features.packs import measure as measure_pack
+from fractune.features.packs import pack as pack_model
 from fractune_core.errors import BadRequest
 from fractune_core.shares import Share, share_names
+
+
+def pack(
+    model: Annotated[Path, typer.Argument(help="Model file.")],
+    candidates: Annotated[
+        int, typer.Option("--candidates", min=1, help="Candidates of each operator, beside its untuned default.")
+    ] = 48,
+    target: options.Target = "",
+    cores: Annotated[int, typer.Option("--cores", min=1, help="Cores of the largest CPU share to measure at.")] = 1,
+    only: options.Only = "",
+    inputs: options.Inputs = None,
+    sizes: options.SizesByName = None,
+    run_script: options.RunScript = False,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the candidates.")] = 0,
+    sign: Annotated[
+        Path | None, typer.Option("--sign", help="PEM file with the private Ed25519 key to sign the pack with.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write (default: MODEL.pack).")] = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
+    *,
+    place: options.Place,
+) -> None:
+    """Build candidates of a model to be measured elsewhere. The search learns from the log, if there is one.
+
+    Measure the pack on the other machine: fractune measure model.pack --shares cpu:1 --public-key public.pem
+    """
+    found = pack_model(
+        model,
+        out=out,
+        target=target,
+        candidates=candidates,
+        cores=cores,
+        only=only,
+        inputs=options.parse_inputs(inputs),
+        sizes=options.parse_one_size(sizes),
+        run_script=run_script,
+        seed=seed,
+        private_key=options.read_key("--sign", sign) if sign else None,
+        force=force,
+        **vars(place),
+    )
+    if as_json:
+        print(json.dumps(found))
+        return
+    print(
+        f"pack:   {found['path']} ({found['bytes'] / 2**20:.1f} MiB, {'signed' if found['signed'] else 'not signed'})"
+    )
+    print(f"built:  {found['built']} of {found['candidates']} candidates of {found['operators']} operators")
 
 
 def measure(
