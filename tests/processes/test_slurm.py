@@ -131,7 +131,7 @@ def test_at_its_time_limit_a_job_is_queued_again_with_all_that_it_has(cluster: S
     wait_until(lambda: cluster.state(job)["Restarts"] == "1", 240)
     wait_until(lambda: "going on with what" in fleet.log(job), 120)
     cluster.say("scancel", job)
-    assert "the work in hand has 20 s" in fleet.log(job), "the nodes were asked to end, and not killed"
+    assert "the work in hand has 15 s" in fleet.log(job), "the nodes were asked to end, and not killed"
 
 
 def test_slurm_takes_a_file_that_asks_for_gpus(cluster: SlurmCluster, tmp_path: Path) -> None:

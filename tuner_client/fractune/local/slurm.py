@@ -34,8 +34,8 @@ from fractune.local.state import SOCKET_PATH_BYTES
 from fractune.server.rpc import RpcClient
 from fractune_core.errors import BadRequest, FractuneError, RedisGone, ServerUnreachable, StateUnusable
 
-DEFAULT_GRACE_S = 20.0
-"""of the nodes; Slurm kills 30 s after `scancel` (KillWait)"""
+DEFAULT_GRACE_S = 15.0
+"""of the command and the nodes; Slurm kills 30 s after `scancel` (KillWait), before which the state has to be saved"""
 WARNING_S = 180
 """before the time limit, Slurm asks the nodes to end"""
 SAVE_EVERY_S = 600.0
@@ -177,6 +177,8 @@ class _Head:
         with socket.create_server(("", 0)) as probe:
             self._port: int = probe.getsockname()[1]
         self._saved_at_s = time.monotonic()
+        self._end_by_s = 0.0
+        """command and nodes have this time together"""
 
     def run(self) -> int:
         self._restore()
@@ -194,6 +196,7 @@ class _Head:
                     self._tend_until(lambda: _has_ended(nodes) or _has_ended(command))
                     is_cut = not _has_ended(command)
                 finally:
+                    self._end_by_s = time.monotonic() + self._options.grace_s
                     _end(command, self._options.grace_s)
         finally:
             # The server first: what it has not read yet stays in Redis, and goes with the copy.
@@ -268,7 +271,7 @@ class _Head:
         finally:
             # SIGTERM to srun would kill the nodes; this signal goes to them, and not to the batch script.
             subprocess.run(["scancel", "--quiet", "--signal=TERM", os.environ["SLURM_JOB_ID"]], check=False)
-            _wait(process, self._options.grace_s + 5)
+            _wait(process, max(0.0, self._end_by_s - time.monotonic()) + 5)
 
     def _redis_answers(self) -> bool:
         with socket.socket() as link:
