@@ -17,7 +17,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import error_line, run_fractune
 from tests.support.real_bundle import compile_model
 
-pytestmark = [pytest.mark.alone, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 WRONG = {"PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests/support/wrong_converter")))}
 FIRST = "the first node that computes something else is node 'sign' (Neg)"

@@ -17,7 +17,7 @@ from tests.support.onnx_models import run_by_onnxruntime
 from tests.support.processes.cli_process import error_line, run_fractune
 from tests.support.real_bundle import compile_model, compile_small
 
-pytestmark = [pytest.mark.alone, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 def test_installed_runtimes_compete_and_the_bundle_holds_the_times(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from tests.support.processes.cli_process import run_fractune
 from tests.support.translators import DECODER, ENCODER, MERGED, WITH_PAST, WORDS, write_translator
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.long,
     pytest.mark.timeout(1200),
     pytest.mark.filterwarnings("ignore:.*runs its untuned variant:RuntimeWarning"),

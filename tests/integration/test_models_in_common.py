@@ -13,7 +13,7 @@ from tests.support.processes.cli_process import events, run_fractune
 from tests.support.processes.fleet_processes import fleet_of_processes
 from tests.support.processes.redis_process import running_redis
 
-pytestmark = [pytest.mark.long, pytest.mark.alone]
+pytestmark = pytest.mark.long
 MODELS = (0, 1, 4, 7)
 """operators before the shared ones: TVM counts names on by each; a unit test tries every pair of other models"""
 WORKERS = [("--role", role) for role in ("compile", "tune", "build")]

@@ -16,7 +16,7 @@ from tests.support.onnx_models import run_by_onnxruntime
 from tests.support.parts import write_middle
 from tests.support.processes.cli_process import error_line, events, run_fractune, write_model
 
-pytestmark = [pytest.mark.alone, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 def test_what_can_be_imported_is_tuned_and_onnx_runtime_runs_the_rest(tmp_path: Path) -> None:

@@ -18,12 +18,13 @@ import yaml
 from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import await_event, run_fractune, start_fractune, stopped_at_end, write_model
 
-pytestmark = [pytest.mark.alone, pytest.mark.long]
+pytestmark = pytest.mark.long
 PAGE = REPOSITORY / "docs" / "quickstart.md"
 TUTORIAL = REPOSITORY / "docs" / "tutorial.md"
 NOTEBOOK = REPOSITORY / "examples" / "quickstart.ipynb"
 
 
+@pytest.mark.alone
 def test_the_quickstart_runs(tmp_path: Path) -> None:
     programs = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert len(programs) == 3
@@ -35,6 +36,7 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
     assert (tmp_path / "small.fractune").is_file()
 
 
+@pytest.mark.alone
 def test_the_tutorial_runs(tmp_path: Path) -> None:
     """In its order, on a stack of its own ports."""
     env = {"FRACTUNE_STATE": str(tmp_path / "state")}
@@ -52,6 +54,7 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     assert (tmp_path / "better.fractune").is_file()
 
 
+@pytest.mark.alone
 def test_the_notebook_runs_and_shows_tables_and_a_picture(tmp_path: Path) -> None:
     env = {**os.environ, "FRACTUNE_STATE": str(tmp_path / "state")}
     program = (

@@ -85,7 +85,6 @@ def test_a_whole_fleet_works_each_as_its_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.alone
 def test_a_real_job_is_done_each_part_as_its_user(tmp_path: Path) -> None:
     workers = [
         ("--role", "compile"),

@@ -35,8 +35,6 @@ from tests.support.processes.cli_process import (
 from tests.support.processes.fleet_processes import fleet_of_processes
 from tests.support.processes.redis_process import running_redis
 
-pytestmark = pytest.mark.alone
-
 ONLY = "conv2d"
 SHARES = ("cpu:1", "cpu:2")
 

@@ -8,8 +8,12 @@ WAITING = ("tests/integration/", "tests/processes/", "tests/packaging/")
 """Folders whose tests mostly wait for processes"""
 COMPUTING = ("tests/unit/workers/",)
 """Folders whose tests mostly compute, and take the longest of those that do"""
-LONGEST = ("tests/integration/test_whole_path.py",)
-"""The file that takes most of the half of the tests that measure: it begins first"""
+LONGEST = (
+    "tests/integration/test_exported_decoders.py",
+    "tests/integration/test_whole_path.py",
+    "tests/integration/test_packs.py",
+)
+"""The files that take the longest, and mostly wait: they begin first"""
 
 
 def mixed(files: Iterable[str]) -> list[str]:
