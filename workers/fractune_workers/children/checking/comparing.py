@@ -29,7 +29,7 @@ from fractune_runtime.tvm_runtime.variants import load_code
 from fractune_workers.children.checking.bisecting import first_different
 from fractune_workers.children.checking.graph import precision_of
 from fractune_workers.children.checking.input_sets import InputSet, InputSpec, given_set, input_sets
-from fractune_workers.children.checking.references import Array, RefusedError, reference
+from fractune_workers.children.checking.references import Array, RefusedError, reference, without_repeats
 from fractune_workers.children.importing.onnx_graph import described, inputs_of
 
 Candidate = Callable[[Feed], list[Array]]
@@ -156,7 +156,7 @@ class Comparison:
         self._inputs = {**inputs, **{spec.name: list(spec.shape) for spec in self._specs if spec.shape}}
         self._constants = _constants(model.graph, inputs)
         self._deadline = Deadline(COMPARING_S, _CLOCK)
-        self._run = self._reference.open(data, self._outputs)
+        self._run = without_repeats(self._reference.open(data, self._outputs))
         self._within: dict[str, range] | None = None
 
     def compared(self, given: Mapping[str, Array] | None) -> Checked:
