@@ -1,4 +1,6 @@
-"""What a bundle holds of its comparisons with other runtimes, and the log of their times."""
+"""What a bundle holds of its comparisons with other runtimes and of the check of its outputs, and what the log holds of
+their times.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import one_line
 from fractune_core.files.buckets import Buckets, input_shapes, shape_text, sizes_text
 from fractune_core.files.bundles import Bundle
+from fractune_core.files.checked import Checked, checked_of, not_checked
 from fractune_core.files.compared import ONNX_RUNTIME, OURS, Between, Compared, Runtime, between_of
 
 
@@ -237,3 +240,30 @@ def runtimes_table(times: Sequence[RuntimeTime]) -> Table:
 
 def _time(each: RuntimeTime, secs: float) -> str:
     return marked_time(secs, at_most=is_disturbed(each.others_cores))
+
+
+_UNKNOWN = not_checked("the bundle does not say; 'fractune compete' compares them")
+
+
+def checks_of(path: Path) -> list[Checked]:
+    """That of the bundle, or of each member of a joined one in their order. Raises BadBundle."""
+    with contextlib.closing(Bundle(path)) as bundle:
+        return [checked_of(each.manifest) or _UNKNOWN for each in bundle.members or [bundle]]
+
+
+def checked_lines(path: Path) -> list[str]:
+    """A line for the bundle, or for each member of a joined one. Raises BadBundle."""
+    lines = [each.line for each in checks_of(path)]
+    with contextlib.closing(Bundle(path)) as bundle:
+        if "stages" in bundle.written:
+            return [f"own part {number}: {line}" for number, line in enumerate(lines, 1)]
+        shapes = [
+            ", ".join(f"{name} {shape}" for name, shape in input_shapes(each.manifest).items())
+            for each in bundle.members
+        ]
+    return [f"{shape}: {line}" for shape, line in zip(shapes, lines, strict=True)] if shapes else lines
+
+
+def checked_json(path: Path) -> list[dict[str, Any]]:
+    """As `checks_of`."""
+    return [each.to_json() for each in checks_of(path)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fractune.features.compete.results import CompeteResult, contest_events
+from fractune.features.compete.results import CompeteResult, checked_json, checks_of, contest_events
 from fractune.features.goal import Goal, goal_json, step_times
 from fractune.features.matrix.cross_table import model_table
 from fractune.features.matrix.matrix import Matrix
@@ -17,7 +17,6 @@ from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.table import latency_table, result_json
 from fractune.features.tune.times_table import time_table
 from fractune.server.job_status import JobStatus, ShareResult
-from fractune.text.checked_text import checked_json, checks_of
 from fractune.text.rendering import Column, Table
 from fractune.text.text import factor_text, marked_time, ratio_text, untuned_notes
 from fractune_core.analysis.runtime_times import RuntimeTime

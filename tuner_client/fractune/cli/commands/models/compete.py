@@ -12,9 +12,8 @@ from fractune.cli.printing import print_json, print_tables
 from fractune.features.client import Client
 from fractune.features.compete.compete import REPEATS
 from fractune.features.compete.compete import compete as compete_with
-from fractune.features.compete.results import contest_events
+from fractune.features.compete.results import checked_json, checked_lines, contest_events
 from fractune.sessions.session import session
-from fractune.text.checked_text import checked_json, checked_lines
 
 
 def compete(

@@ -17,6 +17,7 @@ from fractune.cli.ending import GOAL_MISSED, LeavableView, end_without, run_when
 from fractune.cli.open_sizes import settled_or_asked
 from fractune.cli.printing import print_answer, print_details, print_json, print_picture
 from fractune.cli.progress import choose_view
+from fractune.features.compete.results import checked_lines
 from fractune.features.fuse import apart_text, slots_text
 from fractune.features.goal import goal_notes, verdict_line
 from fractune.features.shapes.join import padding_line
@@ -32,7 +33,6 @@ from fractune.local.state import default_state_dir
 from fractune.models.source import check_model_file
 from fractune.server.rpc import RpcClient
 from fractune.sessions.session import server_session
-from fractune.text.checked_text import checked_lines
 from fractune.text.figure import check_picture
 from fractune.text.output_files import write_new
 from fractune.text.toml_table import Value
