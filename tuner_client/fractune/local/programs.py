@@ -125,9 +125,13 @@ def server_admin(state_dir: Path, database_url: str | None) -> Any:
     return Admin(state_dir, database_url)
 
 
+_OF_ROLE = {"compile": ("onnx", "onnxslim"), "tune": ("psutil",)}
+"""packages that a worker's child imports when it begins its work, which would then seem to be at fault"""
+
+
 def run_worker(options: WorkerOptions) -> None:
     """Work until stopped. Raises ShareUnavailable for a share that cannot be verified, RedisGone."""
-    require("worker", "rq", "tvm")
+    require("worker", "rq", "tvm", *_OF_ROLE.get(options.role, ()))
     from fractune_workers.main import run_worker
 
     run_worker(options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -15,7 +16,9 @@ import redis
 from fractune.local import processes
 from fractune.local.embedded_redis import disk_was_full, forget_server, redis_answers, redis_binary
 from fractune.local.processes import Part, Running, end_in_order, tend_all
+from fractune.local.programs import run_worker
 from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable, StateUnusable
+from fractune_core.fleet.options import WorkerOptions
 from fractune_core.fleet.redis_names import PROTOCOL_KEY
 from fractune_core.host import parent_death
 from tests.support.processes.redis_process import running_redis, wait_until
@@ -299,3 +302,11 @@ def test_the_protocol_of_an_older_server_is_forgotten(tmp_path: Path) -> None:
         forget_server(path)
         assert connection.keys() == [b"other"]
     assert not redis_answers(tmp_path / "no.sock")
+
+
+def test_a_worker_without_a_package_of_its_role_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the first model that it reads would seem to be wrong."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxslim" else found(name))
+    with pytest.raises(FractuneError, match=r"needs onnxslim; install 'fractune\[worker\]'"):
+        run_worker(WorkerOptions(role="compile", redis_url="redis://127.0.0.1:1/0", secret=b"x" * 32))
