@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTA
 from fractune_workers.children.layouts.kernels.integers import INTEGERS, IntegerProduct
 from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, Planner
 from fractune_workers.children.rewriting.accumulators import HALVES
-from fractune_workers.children.rewriting.expressions import TAKES_AN_EPILOGUE, operator_of, shape_of
+from fractune_workers.children.rewriting.expressions import TAKES_AN_EPILOGUE, bound_call, operator_of, shape_of
 from fractune_workers.children.tvm_api.scratch_tensors import kept
 
 _FLOAT, _INT = "float32", "int32"
@@ -207,7 +208,28 @@ def _packed(planner: Planner, data: Any, weight: Any) -> Any | None:
     rows, other = shape_of(data), shape_of(weight)
     if len(rows) < _MATRIX_RANK or rows[:-2] not in ((), other[:-2]) or rows[-2] < 2 * planner.lanes:
         return None
-    return planner.emit(planner.kernel(direct.packed_columns, weight, size=planner.lanes, name="pack"))
+    turned = _turned_input(planner, weight)
+    if turned is None:
+        return planner.emit(planner.kernel(direct.packed_columns, weight, size=planner.lanes, name="pack"))
+    *outer, depth, columns = other
+    count, blocks = prod(outer), block_count(columns, planner.lanes)
+    function = planner.builder_.add_func(direct.packed_rows(count, columns, depth, planner.lanes), "pack")
+    flat = planner.emit(relax.op.reshape(turned, (count, columns, depth)))
+    packed = relax.call_tir(function, flat, relax.TensorType((count, blocks, depth, planner.lanes), _FLOAT))
+    return planner.emit(relax.op.reshape(planner.emit(packed), (*outer, blocks, depth, planner.lanes)))
+
+
+def _turned_input(planner: Planner, weight: Any) -> Any | None:
+    """The input of the model that a right operand is, turned round, as an encoder's keys are. Its rows have whole
+    blocks. No other operator can be fused with its packing.
+    """
+    turn, rank = bound_call(planner.builder_, weight, "permute_dims"), len(shape_of(weight))
+    if turn is None or turn.attrs.axes is None or str(weight.ty.dtype) != _FLOAT:
+        return None
+    axes, data = list(map(int, turn.attrs.axes)), turn.args[0]
+    is_input = isinstance(data, relax.Var) and planner.builder_.lookup_binding(data) is None
+    is_turned = axes == [*range(rank - 2), rank - 1, rank - 2] and shape_of(data)[-1] % planner.lanes == 0
+    return data if is_input and is_turned else None
 
 
 def _computed_matmul(planner: Planner, rows: quantized.Rows, other: quantized.Rows, shape: tuple[int, ...]) -> Made:

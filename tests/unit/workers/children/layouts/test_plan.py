@@ -364,6 +364,17 @@ def test_products_of_two_inputs_pack_the_right_one(batch: tuple[int, ...], colum
     assert transforms(names) == (columns % LANES > 0)
 
 
+@pytest.mark.parametrize("shape", [(7, 8), (1, 3, 16, 4)])
+def test_a_turned_input_is_packed_as_it_is(shape: tuple[int, ...]) -> None:
+    turned = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+
+    def body(net: Network, x: Any, y: Any) -> Any:
+        return net.emit(op.matmul(x, net.emit(op.permute_dims(y, turned))))
+
+    names = check(network([(*shape[:-2], 9, shape[-1]), shape], body))
+    assert [each for each in names if each in ("pack", "matmul", "relax.permute_dims")] == ["pack", "matmul"]
+
+
 def test_products_of_few_rows_with_an_input_stay_plain() -> None:
     mod = network([(4, 8), (8, 8)], lambda net, x, y: net.emit(op.matmul(x, y)))
     assert check(mod) == ["relax.matmul"]

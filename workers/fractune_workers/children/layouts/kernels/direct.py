@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tvm
-from tvm import te, topi
+from tvm import te, tirx, topi
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as builder
 
 from fractune_core.tir.lookups import CONV, DEPTHWISE, MATMUL, WHOLE_NUMBERS
 from fractune_workers.children.layouts.kernels.blocks import Bounds, block_count, pack
 from fractune_workers.children.rewriting.accumulators import HALVES
+from fractune_workers.children.rewriting.expressions import OPAQUE
 
 _Array = npt.NDArray[Any]
 _MATRIX_RANK = 2
@@ -260,3 +263,31 @@ def packed_columns(data: te.Tensor, size: int) -> te.Tensor:
         return tvm.tirx.if_then_else(column < columns, value, tvm.tirx.const(0, data.dtype))
 
     return te.compute((*batch, count, depth, size), element, name="packed_columns")
+
+
+def packed_rows(count: int, rows: int, depth: int, size: int) -> tirx.PrimFunc:
+    """(count, N, K) -> (count, N/b, K, b), as `packed_columns` of it turned round: a fixed kernel, for float32 and a
+    depth in whole blocks. A block is turned round in registers.
+    """
+    blocks = block_count(rows, size)
+    with IRBuilder() as made, builder.prim_func(is_private=True, s_tir=True):
+        builder.func_name("pack")
+        builder.func_attr({"tirx.noalias": True, **OPAQUE})
+        data = builder.arg("data", builder.buffer((count, rows, depth), "float32"))
+        packed = builder.arg("packed", builder.buffer((count, blocks, depth, size), "float32"))
+        with builder.sblock("root"):
+            builder.reads([])
+            builder.writes([])
+            with builder.parallel(0, count * blocks) as task, builder.serial(0, depth // size) as part:
+                outer, block, first = task // blocks, task % blocks, part * size
+                tile = builder.alloc_buffer((size, size), "float32", scope="local")
+                for at in range(size):
+                    row = block * size + at
+                    with builder.vectorized(0, size) as k:
+                        value = data[outer, tirx.min(row, rows - 1), first + k]
+                        value = tirx.Select(row < rows, value, tirx.const(0, "float32"))
+                        builder.buffer_store(tile, value, [at, k])
+                for at in range(size):
+                    with builder.vectorized(0, size) as lane:
+                        builder.buffer_store(packed, tile[lane, at], [outer, block, first + at, lane])
+    return made.get()
