@@ -143,7 +143,7 @@ def _migrations() -> Config:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr(module, "_LONG_BYTES", 1 << 20)
     monkeypatch.setattr(module, "_EVERY_S", 0.0)
     monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
@@ -161,28 +161,28 @@ def reading(folder: Path) -> Iterator[None]:
         yield
 
 
-def fill(store: Store, begin: int) -> None:
-    store.log.add([trial(str(number), 1, 1.0, cause="x" * 1000) for number in range(begin, begin + 2000)])
+def fill(eager: Store, begin: int) -> None:
+    eager.log.add([trial(str(number), 1, 1.0, cause="x" * 1000) for number in range(begin, begin + 2000)])
 
 
-def test_a_log_from_which_somebody_always_reads_is_emptied(store: Store, tmp_path: Path) -> None:
+def test_a_log_from_which_somebody_always_reads_is_emptied(eager: Store, tmp_path: Path) -> None:
     file = tmp_path / "fractune.db-wal"
     with reading(tmp_path):
-        fill(store, 0)
-        fill(store, 2000)
+        fill(eager, 0)
+        fill(eager, 2000)
         long = file.stat().st_size
         assert long > 2 << 20
-        store.keep_short()
+        eager.keep_short()
         assert file.stat().st_size == long, "the reader began before all of it"
-    store.keep_short()
+    eager.keep_short()
     assert file.stat().st_size == 0
-    assert store.log.count(RecordFilter()) == 4000
+    assert eager.log.count(RecordFilter()) == 4000
 
 
-def test_a_short_log_is_left_alone(store: Store, tmp_path: Path) -> None:
+def test_a_short_log_is_left_alone(eager: Store, tmp_path: Path) -> None:
     file = tmp_path / "fractune.db-wal"
-    store.log.add([trial("a", 1, 1.0)])
+    eager.log.add([trial("a", 1, 1.0)])
     before = file.stat().st_size
     assert 0 < before < 1 << 20
-    store.keep_short()
+    eager.keep_short()
     assert file.stat().st_size == before
