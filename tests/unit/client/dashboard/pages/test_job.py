@@ -176,6 +176,7 @@ def test_a_plan_of_disturbed_times(pages: Pages) -> None:
     assert "other programs disturbed times of m: models take at most as long" in text
 
 
+@pytest.mark.usefixtures("disturbed")
 def test_disturbed_pairs_and_runtimes(pages: Pages, server: ScriptedServer) -> None:
     server.pairs = [to_proto(measured_pair(others_cores=0.8), pb.MeasuredPair)]
     until(lambda: len(pages.data("/pairs")["pairs"]) == 1)
