@@ -11,6 +11,7 @@ from tvm import relax
 from fractune_workers.children.rewriting.expressions import operator_of, shape_of
 from fractune_workers.children.rewriting.simplifying.simplifier import Simplifier
 
+_LAYER_NORM, _RMS_NORM = "nn.layer_norm", "nn.rms_norm"
 _ROOT_TWO = 2.0**0.5
 _TOLERANCE = 1e-6
 """relative, of a constant that was written in float32"""
@@ -20,8 +21,7 @@ def layer_norm(simplifier: Simplifier, call: Any) -> Any | None:
     """(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) over the last axis, as a quotient, or as a product with the
     reciprocal root.
     """
-    sides = [tuple(call.args)] if operator_of(call) == "divide" else [tuple(call.args), tuple(call.args)[::-1]]
-    for centred, scale in sides:
+    for centred, scale in _sides(call):
         difference = simplifier.call(centred, "subtract")
         if difference is None or (least := _epsilon(simplifier, centred, scale, operator_of(call))) is None:
             continue
@@ -35,8 +35,7 @@ def layer_norm(simplifier: Simplifier, call: Any) -> Any | None:
 
 def rms_norm(simplifier: Simplifier, call: Any) -> Any | None:
     """x / sqrt(mean(x^2) + epsilon) over the last axis, as a quotient, or as a product with the reciprocal root."""
-    sides = [tuple(call.args)] if operator_of(call) == "divide" else [tuple(call.args), tuple(call.args)[::-1]]
-    for data, scale in sides:
+    for data, scale in _sides(call):
         least = _epsilon(simplifier, data, scale, operator_of(call))
         if least is not None and str(data.ty.dtype) == "float32":
             unit = np.ones(shape_of(data)[-1:], "float32")
@@ -44,38 +43,36 @@ def rms_norm(simplifier: Simplifier, call: Any) -> Any | None:
     return None
 
 
-def scaled_rms_norm(simplifier: Simplifier, call: Any) -> Any | None:
-    """A normalisation times a constant row, which becomes its parameter."""
-    for value, row in (tuple(call.args), tuple(call.args)[::-1]):
-        norm, numbers = simplifier.own(value, "nn.rms_norm"), simplifier.numbers(row)
-        gamma = None if norm is None else simplifier.numbers(norm.args[1])
-        if norm is None or numbers is None or gamma is None or gamma.ndim != 1 or numbers.size != gamma.size:
-            continue
-        if numbers.shape[-1:] == gamma.shape and numbers.dtype == gamma.dtype and len(norm.attrs.axes) == 1:
-            return relax.Call(norm.op, [norm.args[0], relax.const(gamma * numbers.reshape(-1))], norm.attrs)
-    return None
-
-
 def scaled_norm(simplifier: Simplifier, call: Any) -> Any | None:
-    """A normalisation times or plus a constant row: the row goes into its parameters."""
-    for value, row in (tuple(call.args), tuple(call.args)[::-1]):
-        norm, numbers = simplifier.own(value, "nn.layer_norm"), simplifier.numbers(row)
-        if norm is None or numbers is None or not _is_plain(norm):
+    """A normalisation times a constant row, or plus one: the row goes into its parameters."""
+    is_product = operator_of(call) == "multiply"
+    for value, row in _sides(call):
+        found = (simplifier.own(value, name) for name in (_LAYER_NORM, _RMS_NORM))
+        norm, numbers = next((each for each in found if each is not None), None), simplifier.numbers(row)
+        if norm is None or numbers is None or not _is_plain(norm, is_product=is_product):
             continue
-        gamma, beta = map(simplifier.numbers, norm.args[1:])
-        if gamma is None or beta is None or gamma.shape != (numbers.shape or (0,))[-1:] or numbers.size != gamma.size:
+        known = [simplifier.numbers(each) for each in norm.args[1:]]
+        alike = numbers.size, (numbers.shape or (0,))[-1:], numbers.dtype
+        if any(each is None or (each.size, each.shape, each.dtype) != alike for each in known):
             continue
-        row_numbers = numbers.reshape(-1)
-        is_product = operator_of(call) == "multiply"
-        parameters = (gamma * row_numbers, beta * row_numbers) if is_product else (gamma, beta + row_numbers)
+        gamma, *beta = (each for each in known if each is not None)
+        by_row = numbers.reshape(-1)
+        parameters = [each * by_row for each in (gamma, *beta)] if is_product else [gamma, beta[0] + by_row]
         return relax.Call(norm.op, [norm.args[0], *map(relax.const, parameters)], norm.attrs)
     return None
 
 
-def _is_plain(norm: Any) -> bool:
-    """Whether a normalisation is over the last axis, with both parameters."""
+def _sides(call: Any) -> list[tuple[Any, Any]]:
+    """The operands of a quotient; those of another operator in both orders."""
+    sides = [tuple(call.args), tuple(call.args)[::-1]]
+    return sides[:1] if operator_of(call) == "divide" else sides
+
+
+def _is_plain(norm: Any, *, is_product: bool) -> bool:
+    """Whether a normalisation is over the last axis, and has the parameters that a product or a sum goes into."""
     rank, attrs = len(shape_of(norm.args[0])), norm.attrs
-    return bool(attrs.center and attrs.scale) and [int(axis) % rank for axis in attrs.axes] == [rank - 1]
+    fits = is_product if operator_of(norm) == _RMS_NORM else bool(attrs.center and attrs.scale)
+    return fits and [int(axis) % rank for axis in attrs.axes] == [rank - 1]
 
 
 def gelu(simplifier: Simplifier, call: Any) -> Any | None:
@@ -104,7 +101,7 @@ def _epsilon(simplifier: Simplifier, centred: Any, scale: Any, name: str) -> flo
     total = simplifier.call(root.args[0], "add") if root is not None else None
     if total is None:
         return None
-    for mean, number in (tuple(total.args), tuple(total.args)[::-1]):
+    for mean, number in _sides(total):
         epsilon, reduced = simplifier.number(number), simplifier.call(mean, "mean")
         if epsilon is not None and reduced is not None and _is_mean(simplifier, mean, reduced.args[0]):
             return epsilon if _is_square(simplifier, reduced.args[0], centred) else None

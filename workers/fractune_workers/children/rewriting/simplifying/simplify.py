@@ -276,7 +276,6 @@ _RULES: tuple[dict[str, tuple[Rule, ...]], ...] = (
             composites.layer_norm,
             composites.rms_norm,
             composites.scaled_norm,
-            composites.scaled_rms_norm,
             lines.elementwise,
         ),
         "nn.batch_norm": (_batch_norm,),
