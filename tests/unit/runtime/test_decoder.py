@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -14,7 +16,10 @@ import fractune
 from fractune.local.timing_process import calls_of
 from fractune.models.external_data import write_one_file
 from fractune_core.errors import BadModel, BadRequest
+from fractune_core.host.cgroups import Quota
+from fractune_runtime import cpu
 from fractune_runtime.decoder import DecoderSession
+from fractune_runtime.runner import Pace
 from tests.support.decoders import VOCABULARY, Array, ByOnnxRuntime, compile_decoder, write_decoder
 from tests.support.paths import REPOSITORY
 from tests.support.real_bundle import compile_model
@@ -69,6 +74,26 @@ def agrees(pair: Pair, ids: Sequence[int], steps: int) -> None:
 def test_greedy_tokens_across_two_buckets(pair: Pair) -> None:
     agrees(pair, PROMPT, 29)
     assert pair[0].length == pair[0].capacity == 40
+
+
+def test_steps_are_paced_under_a_limit_and_prompts_are_not(
+    decoder: tuple[Path, fractune.JoinedBundle], two_cpus: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.sched_setaffinity(0, two_cpus)
+    monkeypatch.setattr(cpu, "tightest_quota", lambda _: Quota(150_000, 100_000))
+    paced, step = list[Any](), Pace.step
+
+    def counted(pace: Pace, function: Callable[..., Any], *arguments: Any) -> Any:
+        paced.append(function)
+        return step(pace, function, *arguments)
+
+    monkeypatch.setattr(Pace, "step", counted)
+    with pytest.warns(RuntimeWarning, match="untuned variant"):
+        pair = fractune.load(decoder[1], threads=2).decoder(), ByOnnxRuntime(decoder[0])
+    agrees(pair, PROMPT[:8], 0)
+    assert paced == []
+    agrees(pair, PROMPT[8:9], 4)
+    assert len(paced) == 5
 
 
 def test_a_prompt_has_the_logits_of_one_token_alone(decoder: tuple[Path, fractune.JoinedBundle]) -> None:
