@@ -13,7 +13,7 @@ import pytest
 from fractune_core.files.archives import Archive, BadArchive
 from tests.support.processes.forked import succeeds_in_child
 
-ENTRIES = {"a": b"first", "b": b"", "dir/c": bytes(200_000)}
+ENTRIES = {"a": b"first", "b": b"", "dir/c": bytes(2_000_000)}
 
 
 def archive_of(*entries: tuple[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
@@ -51,8 +51,8 @@ def test_a_plain_archive_is_read(tmp_path: Path) -> None:
         with Archive(source) as archive:
             assert archive.names == list(ENTRIES)
             assert {name: archive.read(name) for name in ENTRIES} == ENTRIES
-            assert [archive.size(name) for name in ENTRIES] == [5, 0, 200_000]
-            assert max(map(len, archive.chunks("dir/c"))) < 200_000
+            assert [archive.size(name) for name in ENTRIES] == [5, 0, 2_000_000]
+            assert max(map(len, archive.chunks("dir/c"))) < 2_000_000
             assert archive.comment == b"note"
             with pytest.raises(BadArchive, match="entry 'd' is missing"):
                 archive.read("d")
