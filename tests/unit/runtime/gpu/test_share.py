@@ -51,6 +51,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def tempdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where daemons have their folders."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 

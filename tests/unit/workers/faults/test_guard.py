@@ -27,6 +27,7 @@ from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome, artifact_name
 from fractune_workers.measuring.validation import validate, validation
 from tests.support.children.poison import FOLDER, PoisonConfinement, PoisonDevice
+from tests.support.client_samples import bundle_bytes
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
 
@@ -377,7 +378,7 @@ def test_a_folder_that_cannot_be_had_is_refused(tmp_path: Path) -> None:
 
 def test_the_time_of_a_whole_model_is_taken_alone(measurers: Measurers, tmp_path: Path) -> None:
     path = tmp_path / "bundle"
-    path.write_bytes(b"a bundle")
+    path.write_bytes(bundle_bytes())
     measurer = measurers.pooled[0]
     timed: Any = measurer.thread.submit(lambda: measurer._session.time_model(path)).result()
     assert timed["max_error"] == {"untuned": 0.0}
