@@ -85,8 +85,8 @@ def test_each_call_has_a_line_that_says_who_and_what_and_how_it_ended(tmp_path: 
     assert file.stat().st_mode & 0o077 == 0
 
 
-def test_an_operators_commands_have_lines_too(tmp_path: Path) -> None:
-    """The server is told of none of them. A later one without an audit ends the lines."""
+def test_an_operators_commands_have_lines_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server knows of none of them. A later one without an audit ends the lines."""
     file, admin = tmp_path / "audit", Admin(tmp_path / "state")
     with audited(tmp_path, file):
         admin.create_tenant("a", Quotas())
@@ -108,6 +108,9 @@ def test_an_operators_commands_have_lines_too(tmp_path: Path) -> None:
     note_audit(tmp_path / "state", None)
     admin.list_tokens()
     assert len(file.read_text().splitlines()) == len(lines)
+    (tmp_path / "state" / "audit").mkdir()  # nothing there says where the file is
+    assert admin.revoke_token(token.token_id) is False
+    assert "/state/audit lacks this command (Is a directory)" in capsys.readouterr().err
 
 
 def test_a_line_that_cannot_be_written_fails_no_call(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def note_audit(state_dir: Path, file: Path | None) -> None:
     if file is None:
         note.unlink(missing_ok=True)
     else:
-        note.write_text(str(file.absolute()), encoding="utf-8")
+        note.write_bytes(os.fsencode(file.absolute()))
 
 
 @contextlib.contextmanager
@@ -59,16 +59,16 @@ def audited(state_dir: Path, command: str, tenant: str, about: str) -> Iterator[
 
 def _append(state_dir: Path, line: dict[str, object]) -> None:
     """In one call, which other processes' lines cannot part."""
+    named = note = state_dir / _NOTE
     try:
-        file = (state_dir / _NOTE).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not note.exists():
+            return
+        named = Path(os.fsdecode(note.read_bytes()))
+        descriptor = os.open(named, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with open(descriptor, "ab", buffering=0) as log:  # noqa: PTH123  a descriptor
             log.write(json.dumps(line).encode() + b"\n")
     except OSError as error:
-        sys.stderr.write(f"fractune: the audit {file} lacks this command ({error.strerror})\n")
+        sys.stderr.write(f"fractune: the audit {named} lacks this command ({error.strerror})\n")
 
 
 def _user() -> str:
