@@ -1,7 +1,7 @@
 """Marks on work in Redis: a sorted set of names for each kind of mark, by the time when a mark may go.
 
 One key for each kind, however much work there was. A mark outlives every message that it is about
-(`fractune_core.fleet.messages.MARK_TTL_S`).
+(`fractune_core.fleet.redis_names.MARK_TTL_S`).
 """
 
 from __future__ import annotations
