@@ -83,14 +83,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """The locks of the cores lie in this folder. Those who read no figures wait for no measurement of another process;
     the tests that measure for real wait for each other.
     """
-    if item.get_closest_marker("alone") is None:
-        factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
-        folder = factory.getbasetemp() / "runtime"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        os.environ["XDG_RUNTIME_DIR"] = str(folder)
-    else:
-        os.environ.pop("XDG_RUNTIME_DIR", None)
-    return (yield)
+    with pytest.MonkeyPatch.context() as environment:
+        if item.get_closest_marker("alone") is None:
+            factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
+            folder = factory.getbasetemp() / "runtime"
+            folder.mkdir(mode=0o700, exist_ok=True)
+            environment.setenv("XDG_RUNTIME_DIR", str(folder))
+        return (yield)
 
 
 @pytest.fixture(autouse=True)
