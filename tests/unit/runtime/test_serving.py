@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import runpy
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,19 @@ def test_a_wrong_setting_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert (ended.value.code, line.startswith("fractune: ")) == (code, True)
     assert complaint in line
+
+
+def test_a_port_in_use_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(serving, "HOST", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        monkeypatch.setenv("PORT", str(number))
+        with pytest.raises(SystemExit) as ended:
+            serving.port()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert line.startswith(f"fractune: cannot listen on 127.0.0.1:{number}: it is in use, or ")
+    assert serving.port() == number
 
 
 @pytest.mark.parametrize("name", SERVERS)

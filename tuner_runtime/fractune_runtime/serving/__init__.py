@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from functools import cache
@@ -42,8 +43,14 @@ def needing(packages: str) -> Iterator[None]:
 
 
 def port(name: str = "PORT", default: int = 8080) -> int:
-    """Of the variable of this name. Ends the process with a line for what is not a port."""
-    return _whole(name, default, 65535)
+    """Of the variable of this name. Ends the process with a line for what is not a port, or is in use."""
+    number = _whole(name, default, 65535)
+    try:
+        socket.create_server((HOST, number), family=socket.AF_INET6 if ":" in HOST else socket.AF_INET).close()
+    except OSError as error:
+        problem = f"cannot listen on {HOST}:{number}: it is in use, or not an address of this machine"
+        raise _ended(errors.BadRequest(f"{problem}; set {name} or HOST to another")) from error
+    return number
 
 
 def settings() -> tuple[str, dict[str, int]]:
