@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, shortened
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.manifests import LOGITS, MASK, NEXT_TOKEN
 from fractune_runtime.tvm_runtime.tensors import Array, CacheRows, TensorSpec, array_of, as_arrays
@@ -267,6 +267,11 @@ class _Bucket:
         others = {spec for each, spec in takes.items() if each not in {cache["input"] for cache in described}}
         # An encoder's keys and values are its `present_key_cross_0`, and the decoder's `past_key_cross_0`.
         known = {name if name in takes else name.replace("present", "past", 1): each for name, each in inputs.items()}
+        if strange := sorted(set(known) - {spec.name for spec in others}):
+            raise BadRequest(
+                f"{name} has no input {shortened(strange[0], 80)} that a session can keep; "
+                f"beside its caches it takes {', '.join(sorted(map(str, others)))}"
+            )
         fixed = as_arrays([spec for spec in others if spec.name in known], known)
         if len(pasts) > 1 or len(rows) > 1:
             raise BadRequest(f"{name} has caches of {sorted(pasts)} rows; export it with caches of one length")

@@ -288,3 +288,5 @@ def test_a_decoder_that_computes_with_positions_has_no_session(tmp_path: Path) -
     cross = {f"past_key_values.{name}": np.zeros((1, HEADS, SOURCE, SIDE), "float32") for name in CROSS}
     with pytest.raises(BadRequest, match="has no input for which rows are in use"):
         fractune.load(bundle).decoder(cross)
+    with pytest.raises(BadRequest, match="has no input nope that a session can keep; beside its caches it takes "):
+        fractune.load(bundle).decoder({**cross, "nope": HIDDEN})
