@@ -264,7 +264,11 @@ class Inspection:
     @property
     def command(self) -> str:
         """A command to copy, which tunes the model with the suggested sizes."""
-        return tune_command(self.path, self._words(several=True))
+        return self.command_after([])
+
+    def command_after(self, given: Sequence[str]) -> str:
+        """The same, with the words of a command line that gave sizes to `inspect`."""
+        return tune_command(self.path, [*given, *self._words(several=True)])
 
     @property
     def left_open(self) -> dict[str, int] | None:

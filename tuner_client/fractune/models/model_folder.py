@@ -212,14 +212,15 @@ def described(folder: ModelFolder) -> list[str]:
     return lines
 
 
-def inspect_folder(folder: str | os.PathLike[str]) -> dict[str, Inspection]:
+def inspect_folder(folder: str | os.PathLike[str], *, sizes: Mapping[str, int] | None = None) -> dict[str, Inspection]:
     """The graphs of an exported model, by their files in the folder, each as `fractune.inspect` shows it, with the
-    largest of the sizes from the configuration. Raises BadModel.
+    largest of the sizes from the configuration. `sizes` by name take their place. Raises BadModel, and BadRequest for a
+    name that no graph has.
     """
     found = read_folder(Path(folder))
     return {
         str(each.path.relative_to(found.path)): inspect(
-            each.path, sizes={name: max(numbers) for name, numbers in each.sizes.items()}
+            each.path, sizes={name: one if isinstance(one, int) else max(one) for name, one in own.items()}
         )
-        for each in found.graphs
+        for each, own in zip(found.graphs, found.sizes(sizes or {}), strict=True)
     }

@@ -109,6 +109,27 @@ def test_a_folder_without_a_configuration_has_sizes_by_names(
     assert "--size past_decoder_sequence_length=0,256,511" in printed
 
 
+def test_sizes_given_to_inspect_are_those_of_a_folder_and_of_its_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "t"
+    folder.mkdir()
+    saved(folder / "a.onnx", {"x": ["foo", "bar"]})
+    saved(folder / "b.onnx", {"z": ["foo", 4]})
+    with contextlib.chdir(tmp_path):
+        assert main(["inspect", "t", "--size", "bar=7"]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert "fractune tune t/a.onnx --size bar=7 --size foo=1 --shares cpu:1" in printed
+        assert printed[-1] == "fractune tune t --size bar=7 --size foo=1 --shares cpu:1"
+        assert {"a.onnx:", "b.onnx:"} <= set(printed)
+        for words, says in (
+            (["--size", "n=1"], "no graph has an open axis"),
+            (["--input", "x=1,7"], "is for one graph"),
+        ):
+            assert main(["inspect", "t", *words]) == 2
+            assert says in capsys.readouterr().err
+
+
 def test_the_command_for_a_folder_gives_all_sizes_that_tune_needs(
     tmp_path: Path, server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,10 @@ def test_inspect_as_json_and_with_given_sizes(encoder: Path, capsys: pytest.Capt
     found = json.loads(capsys.readouterr().out)
     assert found["suggested"] == {"mask": [2, 64]}
     assert [axis["name"] for axis in found["inputs"][0]["axes"]] == ["batch", "sequence"]
+    assert found["command"] == f"fractune tune {encoder} --input ids=2,64 --shares cpu:1"
+    assert main(["inspect", str(encoder), "--size", "sequence=64"]) == 0
+    copied = f"fractune tune {encoder} --size sequence=64 --size batch=1 --shares cpu:1"
+    assert capsys.readouterr().out.splitlines()[-1] == copied
 
 
 @pytest.mark.parametrize("command", ["tune --detach", "tune", "bundle", "matrix", "knee", "match"])
