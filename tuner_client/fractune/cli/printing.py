@@ -62,7 +62,7 @@ def print_answer(
     for note in found[:_MOST_NOTES]:
         print(note)
     if len(found) > _MOST_NOTES:
-        print(f"{len(found) - _MOST_NOTES} more notes: 'fractune show {job.name}' prints all")
+        print(f"more notes: {len(found) - _MOST_NOTES}; 'fractune show {job.name}' prints all")
     for line in lines:
         print(line)
     print(f"{answer.spent}; the rest: fractune show {job.name} --operators")
