@@ -66,14 +66,14 @@ def write_jsondatabase(parts: Iterable[pb.ExportRecordsResponse], path: Path) ->
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as draft:
-            _commit(workloads, list(newest.values()), Path(draft))
+            written = _commit(workloads, list(newest.values()), Path(draft))
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir()
             for name in (WORKLOADS, RECORDS):
                 (Path(draft) / name).rename(path / name)
     except OSError as error:
         raise StateUnusable(f"cannot write {path}: {error.strerror}") from error
-    return len(newest)
+    return written
 
 
 def _check_one_place(records: Iterable[TuningRecord]) -> None:
@@ -84,7 +84,8 @@ def _check_one_place(records: Iterable[TuningRecord]) -> None:
         raise BadRequest(f"a JSONDatabase holds one device, these are of {', '.join(devices)}; pass --device")
 
 
-def _commit(workloads: dict[str, str], records: Sequence[TuningRecord], folder: Path) -> None:
+def _commit(workloads: dict[str, str], records: Sequence[TuningRecord], folder: Path) -> int:
+    """The number of records whose schedules stock TVM can apply, such as those without an instruction of ours."""
     import tvm
     from tvm.s_tir import meta_schedule as ms
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
@@ -92,14 +93,21 @@ def _commit(workloads: dict[str, str], records: Sequence[TuningRecord], folder: 
     database = ms.database.JSONDatabase(work_dir=str(folder))
     for name in (WORKLOADS, RECORDS):
         (folder / name).touch()
+    written = 0
     for record in records:
         by_implementation = parted_workloads(workloads[record.workload_hash])
         module = read_graph(by_implementation[record.implementation])
-        workload = database.commit_workload(module)
         args_info = [info.as_json() for info in ArgInfo.from_entry_func(module, remove_preproc=True)]
         target = json.loads(str(tvm.target.Target(read_attributes(record.target))))
         whole = [json.loads(trace_of(record.trace)), list(record.run_secs), target, _plain(args_info)]
+        try:
+            ms.database.TuningRecord.from_json(whole, ms.database.Workload(module))
+        except (RuntimeError, ValueError):  # TVM's ScheduleError, and an instruction that it does not have
+            continue
+        workload = database.commit_workload(module)
         database.commit_tuning_record(ms.database.TuningRecord.from_json(whole, workload))
+        written += 1
+    return written
 
 
 def read_jsondatabase(path: Path, measured_on: pb.OfferedShare) -> Iterator[pb.ImportRecordsRequest]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,11 @@ def test_stock_databases_of_two_models_are_imported_as_one_operator_and_exported
     (found,) = ms.database.JSONDatabase(*paths, allow_missing=False).get_all_tuning_records()
     again = applied(found.workload.mod, lambda sch: found.trace.apply_to_schedule(sch, remove_postproc=False))
     assert again == scheduled
+    steps, decisions = json.loads(one.trace)
+    steps[0] = ["GetSBlock", [], ["not_there", "main"], steps[0][3]]
+    foreign = replace(one, trace=json.dumps([steps, decisions]), candidate_id="foreign")
+    parts.append(pb.ExportRecordsResponse(record=to_proto(foreign, pb.Record)))
+    assert write_jsondatabase(parts, tmp_path / "db2") == 1
 
 
 @pytest.mark.parametrize(
