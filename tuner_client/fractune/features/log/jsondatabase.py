@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -67,6 +68,9 @@ def write_jsondatabase(parts: Iterable[pb.ExportRecordsResponse], path: Path) ->
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as draft:
             written = _commit(workloads, list(newest.values()), Path(draft))
+            if written < len(newest):
+                left = len(newest) - written
+                print(f"note: stock TVM cannot apply {left} of {len(newest)} schedules; they stay out", file=sys.stderr)
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir()
             for name in (WORKLOADS, RECORDS):
@@ -102,7 +106,7 @@ def _commit(workloads: dict[str, str], records: Sequence[TuningRecord], folder: 
         whole = [json.loads(trace_of(record.trace)), list(record.run_secs), target, _plain(args_info)]
         try:
             ms.database.TuningRecord.from_json(whole, ms.database.Workload(module))
-        except (RuntimeError, ValueError):  # TVM's ScheduleError, and an instruction that it does not have
+        except (RuntimeError, ValueError):  # a ScheduleError, or an instruction that it does not have
             continue
         workload = database.commit_workload(module)
         database.commit_tuning_record(ms.database.TuningRecord.from_json(whole, workload))

@@ -206,7 +206,9 @@ def applied(graph: Any, trace: Any) -> str:
     return str(sch.mod.script())
 
 
-def test_stock_databases_of_two_models_are_imported_as_one_operator_and_exported_again(tmp_path: Path) -> None:
+def test_stock_databases_of_two_models_are_imported_as_one_operator_and_exported_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whatever the models called its blocks."""
     from tvm.s_tir.schedule import Trace
 
@@ -231,6 +233,7 @@ def test_stock_databases_of_two_models_are_imported_as_one_operator_and_exported
     foreign = replace(one, trace=json.dumps([steps, decisions]), candidate_id="foreign")
     parts.append(pb.ExportRecordsResponse(record=to_proto(foreign, pb.Record)))
     assert write_jsondatabase(parts, tmp_path / "db2") == 1
+    assert capsys.readouterr().err == "note: stock TVM cannot apply 1 of 2 schedules; they stay out\n"
 
 
 @pytest.mark.parametrize(
