@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import runpy
 import signal
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,11 +87,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """
     with pytest.MonkeyPatch.context() as environment:
         if item.get_closest_marker("alone") is None:
-            factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
-            folder = factory.getbasetemp() / "runtime"
-            folder.mkdir(mode=0o700, exist_ok=True)
-            environment.setenv("XDG_RUNTIME_DIR", str(folder))
+            environment.setenv("XDG_RUNTIME_DIR", _runtime_folder().name)
         return (yield)
+
+
+@functools.cache
+def _runtime_folder() -> tempfile.TemporaryDirectory[str]:
+    """Of this process. Its path is short: sockets of MPS lie in it, and have 107 bytes for theirs."""
+    return tempfile.TemporaryDirectory(prefix="fractune-", ignore_cleanup_errors=True)
 
 
 @pytest.fixture(autouse=True)
