@@ -87,8 +87,9 @@ def runner_for(here: ShareHere, threads: int) -> Runner | CallersThread:
     # CUDA keeps state for each thread of the host: there all calls come from one.
     if threads == 1 and kind_of(here.mechanism).device_kind == CPU and thread_limit():
         return CallersThread()
-    is_paced = here.quota is not None and 1 < here.quota.cores < threads and thread_limit()
-    return Runner(threads, here.cpus, Pace(here.quota) if here.quota is not None and is_paced else None)
+    if here.quota is not None and 1 < here.quota.cores < threads and thread_limit():
+        return Runner(threads, here.cpus, Pace(here.quota))
+    return Runner(threads, here.cpus)
 
 
 class Runner:
@@ -124,7 +125,9 @@ class Runner:
 
     def step(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """As `call`, for one of many short calls without a rest between them."""
-        return self.call(*(() if self._pace is None else (self._pace.step,)), function, *arguments)
+        if self._pace is None:
+            return self.call(function, *arguments)
+        return self.call(self._pace.step, function, *arguments)
 
     def stop(self) -> None:
         """End the thread after its queued calls, and wait for it. A process must not end around a thread inside
@@ -182,9 +185,9 @@ class Pace:
             saved_s = self._cores * min(secs, cpu_s) - cpu_s
             if saved_s < 0 or self._left_s < self._most_s:
                 self._left_s += saved_s
-            self._learn(takes_all, secs)
+            self._learn(secs, takes_all=takes_all)
 
-    def _learn(self, takes_all: bool, secs: float) -> None:  # noqa: FBT001
+    def _learn(self, secs: float, *, takes_all: bool) -> None:
         known_s = self._step_s[takes_all] or secs
         self._step_s[takes_all] = known_s + _PART_OF_STEP * (min(secs, _MOST_SLOWER * known_s) - known_s)
         if not takes_all:

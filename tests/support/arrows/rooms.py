@@ -74,7 +74,7 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 # The one generated module that needs gRPC: a room of its own, so that the rest of fractune_core is without.
 .pb.fractune_pb2_grpc: . grpc
 
-# server: main wires; services call selection and store; the engine never knows who asks
+# server: main wires; services call selection and store; the engine does not depend on the callers
 [fractune_server]
 .: CORE STORE GRPC_STUBS .access .engine .monitoring .selection .services .transport grpc grpc_health grpc_reflection
     prometheus_client redis

@@ -314,7 +314,7 @@ def test_every_command_that_takes_a_model_refuses_a_script(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FRACTUNE_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("FRACTUNE_SERVER", "127.0.0.1:1")  # nobody is there, and nobody is asked
+    monkeypatch.setenv("FRACTUNE_SERVER", "127.0.0.1:1")  # no server listens there, and no request is sent
     assert main([word.format(script) for word in words]) == 3
     assert only_line(capsys.readouterr().err) == f"fractune: net.py: {REFUSAL}"
 

@@ -293,7 +293,7 @@ def timed(rng: random.Random, finalist: TuningRecord, secs: float) -> TuningReco
 
 
 def matches(rng: random.Random, truth: Mapping[str, Mapping[int, float]], units: int, jobs: int = 1) -> list[Match]:
-    """What logs of so many jobs, each of which timed all finalists at all shares, answer at a share; `truth` is seconds
+    """The answers at a share from logs of so many jobs. Each job timed all finalists at all shares; `truth` is seconds
     by finalist and units.
     """
     finalists = [(validation(name, at, secs), secs) for name, row in truth.items() for at, secs in row.items()]

@@ -160,7 +160,7 @@ MAKERS: dict[str, Callable[[float], Disturbance]] = {
 
 
 def pairs(count: int, timing: Callable[[float, float], Timing]) -> dict[str, Pair]:
-    """Each timing made of two random parts: what is counted, and what nobody sees."""
+    """Each timing is the sum of two random parts: one that is counted, and one that is not."""
     draw = random.Random(count)
     made = [timing(draw.random() / 2, draw.random() / 2) for _ in range(2 * count)]
     return {f"c{number}": (made[2 * number], made[2 * number + 1]) for number in range(count)}

@@ -1,4 +1,4 @@
-"""Jobs as callers see them, and what watchers are told."""
+"""Jobs as callers see them, and the events that watchers receive."""
 
 from __future__ import annotations
 

@@ -398,7 +398,7 @@ def test_a_result_whose_delivery_was_lost_is_recorded_all_the_same(store: Store)
             network.swallow_answers()
             event: Any = EVENTS[0]
             near.xadd(SERVER_STREAM, {EVENT_FIELD: seal_event(SECRET, event)})
-            wait_until(lambda: pending(near) == 1)  # it is delivered, and nobody has it
+            wait_until(lambda: pending(near) == 1)  # Redis has delivered it, and the recorder did not receive it
             network.mend()
             wait_until(lambda: store.log.count(RecordFilter()) == 1, 15)
             wait_until(lambda: pending(near) == 0)
