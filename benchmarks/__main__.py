@@ -2,8 +2,6 @@
 is a smoke run without kept results.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -5,8 +5,6 @@ follows its limits. The four calls are timed interleaved, and the least of many 
 python -m benchmarks.call_cost [--quick] [--out FILE]
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

@@ -9,8 +9,6 @@ time of the model with those winners over that of the bundle as it is, by new re
 Usage: python -m benchmarks.cold_weights [--quick] [--out FILE] [--models A,B] [--trials N] [--finalists 4]
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

@@ -11,8 +11,6 @@ Usage: python -m benchmarks.compete [--quick] [--out FILE] [--models A,B] [--sha
 [--repeats 15] [--inexact]
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import statistics

@@ -9,8 +9,6 @@ The clock runs from the first submission to the end of the last job.
 Usage: python -m benchmarks.concurrent_jobs [--quick] [--out FILE] [--model NAME] [--only TEXT] [--trials N]
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ tuned without a search (`fractune tune --trials 0`).
 Usage: python -m benchmarks.cpu_limits [--quick] [--out FILE] [--model NAME] [--bundle FILE] [--limits M,M]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

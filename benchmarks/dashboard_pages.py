@@ -8,8 +8,6 @@ from SIGTERM to the end of the dashboard, with twenty streams open.
 Usage: python -m benchmarks.dashboard_pages [--quick] [--out FILE] [--records N] [--workers N]
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import http.client

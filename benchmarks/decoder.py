@@ -21,8 +21,6 @@ Usage: python -m benchmarks.decoder [--quick] [--out FILE] [--models A,B] [--lay
 [--peers FOLDER] [--bundles FOLDER] [--rounds N] [--clock wall|cpu] [--first-candidates] [--table FILE]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

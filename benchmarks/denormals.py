@@ -11,8 +11,6 @@ which other programs do not change much. Outputs are compared: the largest diffe
 Usage: python -m benchmarks.denormals [--quick] [--out FILE] [--models A,B] [--trials N] [--rounds 31]
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import tempfile

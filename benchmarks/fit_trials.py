@@ -9,8 +9,6 @@ Usage: python -m benchmarks.fit_trials [--quick] [--out FILE] [--models A,B] [--
     [--bundles FOLDER]
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Sequence

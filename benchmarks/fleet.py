@@ -9,8 +9,6 @@ machine, so the simulation takes a part of it too; the output has that part.
 Usage: python -m benchmarks.fleet [--quick] [--out FILE] [--gpus N,N] [--seconds N]
 """
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import tempfile

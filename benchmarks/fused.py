@@ -17,8 +17,6 @@ Usage: python -m benchmarks.fused [--quick] [--out FILE] [--models A,B] [--slots
        [--seconds S] [--bundles FOLDER]
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

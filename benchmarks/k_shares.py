@@ -8,8 +8,6 @@ its ratio to itself shows the size of a meaningless difference.
 Usage: python -m benchmarks.k_shares [--quick] [--out FILE] [--model NAME] [--trials N] [--pairs N]
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ compared as they fill blocks of ours.
 Usage: python -m benchmarks.kernels [--quick] [--out FILE] [--models A,B] [--most 30]
 """
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile

@@ -9,8 +9,6 @@ the bundle are compared with those of the longest length alone.
 Usage: python -m benchmarks.lengths [--quick] [--out FILE] [--trials N] [--shares cpu:1,cpu:2]
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import statistics

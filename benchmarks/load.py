@@ -15,8 +15,6 @@ code.
 Usage: python -m benchmarks.load [--quick] [--out FILE] [--model NAME] [--repeats N] [--bundle FILE]
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import statistics

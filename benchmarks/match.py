@@ -10,8 +10,6 @@ the share is found in the log.
 Usage: python -m benchmarks.match [--quick] [--out FILE] [--records N] [--operators N] [--keep FOLDER]
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

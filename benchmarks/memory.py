@@ -7,8 +7,6 @@ quarter, when everything has started.
 Usage: python -m benchmarks.memory [--quick] [--out FILE] [--model NAME] [--trials N] [--share cpu:N] [--only TEXT]
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import tempfile

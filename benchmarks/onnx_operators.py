@@ -8,8 +8,6 @@ quotes, and replaces their words: a minute, where all cases take half an hour.
 Usage: python -m benchmarks.onnx_operators [--only TEXT] [--quick] [--out FILE] [--page | --refusals]
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

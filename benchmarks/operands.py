@@ -12,8 +12,6 @@ Usage: python -m benchmarks.operands [--quick] [--out FILE] [--models A,B] [--op
 [--rounds 15]
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import statistics

@@ -7,8 +7,6 @@ a schedule and compared. The last line counts the wrong numbers, which must be 0
 Usage: python -m benchmarks.operator_forms [--only TEXT] [--part K/N] [--quick] [--out FILE]
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

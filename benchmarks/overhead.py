@@ -7,8 +7,6 @@ shows. A call of a tiny model: benchmarks.call_cost.
 Usage: python -m benchmarks.overhead [--quick] [--out FILE] [--trials N] [--records N]
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 from pathlib import Path

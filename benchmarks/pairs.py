@@ -8,8 +8,6 @@ compared with the one predicted from the slow-downs. The A/A control is the valu
 Usage: python -m benchmarks.pairs [--quick] [--out FILE] [--pairs A+B,...] [--rounds N] [--bundles FOLDER]
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

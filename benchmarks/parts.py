@@ -7,8 +7,6 @@ it, and the convolutions around it are tuned. The promise is at most 1.05 of ONN
 Usage: python -m benchmarks.parts [--quick] [--out FILE] [--shares cpu:1,cpu:2] [--trials N] [--repeats 15]
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path

@@ -11,8 +11,6 @@ the times of every model are ParvaGPU's and MISO's (tests/assets/published).
 Usage: python -m benchmarks.plan [--quick] [--out FILE] [--mixes N] [--seed N] [--picture FILE.svg]
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import time

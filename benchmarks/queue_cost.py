@@ -4,8 +4,6 @@ Redis and the work loop are real. The role is simulated: it only delivers one re
 that every real role uses. Usage: python -m benchmarks.queue_cost [--quick] [--out FILE]
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

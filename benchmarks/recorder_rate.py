@@ -1,7 +1,5 @@
 """The rate of results from a stream into the log: a real Redis, the real Recorder, a real SQLite on this disk."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 import uuid

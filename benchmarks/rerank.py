@@ -9,8 +9,6 @@ Usage: python -m benchmarks.rerank [--quick] [--out FILE] [--models A,B] [--tria
 [--known cpu:1] [--share cpu:2] [--only A,B]
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import statistics

@@ -3,8 +3,6 @@
 Usage: python -m benchmarks.sandbox_cost [--quick] [--out FILE]
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 from contextlib import ExitStack

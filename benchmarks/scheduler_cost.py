@@ -5,8 +5,6 @@ instance, which is more than a fleet needs: look-ups for every instance are at t
 real.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

@@ -6,8 +6,6 @@ The searcher is the real child, with two threads. Its candidates are not built: 
 Usage: python -m benchmarks.search_cost [--quick] [--out FILE]
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from pathlib import Path

@@ -9,8 +9,6 @@ search (`fractune tune --trials 0`). Needs root, cgroup v1, and the package inde
 Usage: python -m benchmarks.servers [--quick] [--out FILE] [--model NAME] [--bundle FILE] [--servers A,B] [--shares A,B]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

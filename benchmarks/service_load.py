@@ -13,8 +13,6 @@ Usage: python -m benchmarks.service_load [--quick] [--out FILE] [--minutes N] [-
            [--records N]
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import multiprocessing

@@ -10,8 +10,6 @@ and --resume goes on from them.
 Usage: python -m benchmarks.share_matrix [--quick] [--out FILE] [--models A,B] [--trials N] [--seeds N] [--resume FILE]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

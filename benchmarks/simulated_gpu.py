@@ -10,8 +10,6 @@ large; and what a second searcher is worth, from the start of a job on.
 Usage: python -m benchmarks.simulated_gpu [--quick] [--out FILE] [--seconds N] [--part turns|searchers]
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import tempfile

@@ -7,8 +7,6 @@ weights. One tenant lists its jobs again and again meanwhile.
 Usage: python -m benchmarks.tenants [--quick] [--out FILE] [--tenants N] [--workers N] [--seconds N]
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import statistics

@@ -9,8 +9,6 @@ are tuned without a search (`fractune tune --trials 0`).
 Usage: python -m benchmarks.under_limit [--quick] [--out FILE] [--models A,B] [--limits M,M]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -26,8 +26,6 @@ Usage: python -m benchmarks.vs_stock [--quick] [--out FILE] [--peer our-layouts|
 defaults it takes hours.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import shutil

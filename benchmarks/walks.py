@@ -9,8 +9,6 @@ is not traced.
 Usage: python -m benchmarks.walks [--quick] [--out FILE] [--files]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

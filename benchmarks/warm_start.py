@@ -10,8 +10,6 @@ Two families: one network at two resolutions, and two networks of a kind. Usage:
 [--quick] [--out FILE] [--families resolution,zoo] [--trials N] [--share cpu:N] [--only TEXT]
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import tempfile

@@ -21,8 +21,6 @@ Usage: python -m benchmarks.zoo [--quick] [--out FILE] [--part K/N] [--role buil
 [--shares cpu:1,cpu:2] [--repeats 12] [--make FOLDER | --made FOLDER] [--tables FILE]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """The site of the documentation: `make docs` builds it, and a warning is an error."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -5,8 +5,6 @@ the command that a user would type, which ends with the comparison with ONNX Run
 it again and nothing is measured twice. Exit code 1 when the two runtimes disagree about a file.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

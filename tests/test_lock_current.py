@@ -1,7 +1,5 @@
 """The locks hold what pyproject.toml asks for, by hash, name no index, and each is a part of a larger one."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The generated code under tuner_core/fractune_core/pb is what scripts/stubs makes of protos/ today."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -10,8 +10,6 @@ done with its budget spent once, nothing is lost, doubled or invented, and `frac
 Usage: scripts/chaos --minutes N [--seed S] [--jobs J] [--every SECONDS] [--candidates N] [--shares S] [--out FILE]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

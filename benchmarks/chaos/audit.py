@@ -1,7 +1,5 @@
 """The audit files of the measurers, compared with the log: nothing lost, doubled or invented."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping

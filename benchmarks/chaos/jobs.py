@@ -1,7 +1,5 @@
 """The jobs of a run: small real models, submitted one after the other to a server that comes and goes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

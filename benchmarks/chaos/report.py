@@ -1,7 +1,5 @@
 """The report of a run: its figures as JSON, and as a page of text."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The schedule of kills: process and moment, drawn from a seed."""
 
-from __future__ import annotations
-
 import collections
 import random
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`fractune up` as a process that may die at any moment, and the processes that it consists of."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

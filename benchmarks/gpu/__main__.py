@@ -8,8 +8,6 @@
 Exit codes: 0 each step ended well, 1 a step did not (the others ran), 2 a wrong option.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """The step `back`: the tables of all times, and the end of MPS daemons that a step which was cut has left."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -2,8 +2,6 @@
 they rank as those of one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import time

@@ -6,8 +6,6 @@ once, and the one file that goes back is made again after each step. The standar
 of ours before the first step has unpacked them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

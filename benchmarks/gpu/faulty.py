@@ -4,8 +4,6 @@ All are schedules of one operator, `out = a * b + a`, built as a job's candidate
 CUDA source, the fault is written at the beginning of the kernel. Building needs no GPU.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

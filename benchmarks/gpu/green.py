@@ -1,7 +1,5 @@
 """The step `green`: the winners of the shares of MPS, timed in green contexts with as many SMs as instances of MIG."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

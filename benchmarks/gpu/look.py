@@ -1,7 +1,5 @@
 """The step `look`: what this machine is, in the words of its own programs. The standard library alone."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What both calls carry: packs of operators, a bundle, faulty candidates, and the packages of the host."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import shutil

@@ -1,7 +1,5 @@
 """The step `peers`: the fastest candidates of each share beside cuBLAS and cuDNN there, outputs checked first."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The steps of both calls, the most telling first, and when each has ended."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the process of a step is given, and how it writes its result."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import time

@@ -4,8 +4,6 @@ CUDA ends every client of an MPS server with the one that has failed. Then each 
 and the guilty one alone may be blamed. No kernel hangs: that takes a minute.
 """
 
-from __future__ import annotations
-
 import contextlib
 import queue
 from collections.abc import Mapping, Sequence

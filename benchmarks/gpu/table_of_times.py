@@ -1,7 +1,5 @@
 """The table that times of a pack give: schedules tuned at one share, run at each of the others."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -2,8 +2,6 @@
 library alone.
 """
 
-from __future__ import annotations
-
 import lzma
 import shutil
 import sys

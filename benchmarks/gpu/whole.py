@@ -1,7 +1,5 @@
 """The step `whole`: a bundle at a quarter and all of the GPU, beside `torch.compile` and ONNX Runtime with the file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks.gpu.packs import BUNDLE, save_encoder, sizes_of

@@ -3,8 +3,6 @@
 A side's candidates belong to its workload in an operator's place; the other side's workload there may differ.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

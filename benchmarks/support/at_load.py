@@ -1,7 +1,5 @@
 """Requests at 30 % load for a bundle and its peers: the same arrivals for all, in interleaved blocks."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from collections.abc import Mapping, Sequence

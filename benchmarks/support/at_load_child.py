@@ -1,7 +1,5 @@
 """The process that times a bundle beside other runtimes, in a loop, paced and at load; it is confined first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

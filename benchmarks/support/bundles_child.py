@@ -1,7 +1,5 @@
 """The child that times compiled models of several bundles at one share: confined first, then TVM."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

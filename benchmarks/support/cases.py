@@ -1,7 +1,5 @@
 """Cases of a comparison, one operator under one seed each; and the statistics of all of them together."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ places of all calls of the other, so that their weights are equal. Both must als
 that only scale and shift by constants do not count: planning puts a batch normalisation into the weights before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

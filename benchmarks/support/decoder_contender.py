@@ -1,7 +1,5 @@
 """A process that runs a decoder in one runtime, confined to a share or to a CPU limit."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Decoders of `decoders.py` in other runtimes: each has a prompt and steps at any length, over one cache."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import json

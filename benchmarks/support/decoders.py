@@ -5,8 +5,6 @@ and products in float32 or in blocks of few bits. The others are decoders of an 
 written out, as optimum writes them. Vocabularies are cut: the last product is one of many and would take most bytes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any

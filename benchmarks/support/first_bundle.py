@@ -1,7 +1,5 @@
 """Bundles of first candidates, compiled here and never measured: for a machine whose cores are never free."""
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence

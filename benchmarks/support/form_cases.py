@@ -4,8 +4,6 @@ Where ONNX Runtime has no kernel, ONNX's own evaluator in Python is the referenc
 is wrong, it is the evaluator in float64.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Which importer a result was measured with. The standard library alone: `scripts/release_check` reads it too."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Nothing else may run on the machine meanwhile; core locks keep other fractune processes of this user away.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Many watchers of one job: how many the server takes, the refusal of the next one, and the arrival of the end."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The runtimes take the ONNX file with its open dimensions, a thread for each core of the share, and do not spin.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import cycle
 from pathlib import Path

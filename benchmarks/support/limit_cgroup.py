@@ -1,7 +1,5 @@
 """A cgroup of version 1 with a CPU limit, for benchmarks under real limits."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@
 cores. `onnx` is ONNX Runtime with its defaults, and `onnx N` with N threads that do not spin.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

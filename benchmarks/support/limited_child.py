@@ -3,8 +3,6 @@
 Times are in seconds. CPU time is of the whole process.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

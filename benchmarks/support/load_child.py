@@ -3,8 +3,6 @@
 Usage: python -m benchmarks.support.load_child seconds|memory BUNDLE
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

@@ -4,8 +4,6 @@ A client submits a job, watches it to its end, and requests other things meanwhi
 the fleet. It notes the duration of every call, and whether every watch received all changes that other calls saw.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

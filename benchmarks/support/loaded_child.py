@@ -1,7 +1,5 @@
 """The process that times a loaded bundle beside its own code and the other runtimes; it is confined first."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from functools import partial

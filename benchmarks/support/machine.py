@@ -1,7 +1,5 @@
 """The machine of a figure, and the place of results."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

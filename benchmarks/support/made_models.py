@@ -1,7 +1,5 @@
 """Models that the benchmarks make: from weights of a published one, or with random weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ Nothing in it was measured. The models were tuned one after the other: first the
 mixed, then its validations. Models, operators, job and worker have "made-up" in their names.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The models that benchmarks tune, of the zoo or made here, and their heavy operators."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """docs/models.md: what the importer does with each operator, from its tables and from the results of ONNX's tests."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path

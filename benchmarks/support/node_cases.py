@@ -4,8 +4,6 @@ Parameters of an operator (axes, a shape) are inputs in these tests, and constan
 is tried again with all inputs but the first as constants.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

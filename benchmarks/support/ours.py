@@ -1,7 +1,5 @@
 """A run of the real `fractune tune`, as a user would type it, and what its log holds afterwards."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """The places of a model where both sides tune an operator, each its own: the same one, or its plain counterpart."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

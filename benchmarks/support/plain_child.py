@@ -1,7 +1,5 @@
 """The child that makes the plain model: TVM's own pipeline, without planned layouts and implementations of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

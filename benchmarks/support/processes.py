@@ -1,7 +1,5 @@
 """Whole commands, timed: wall and CPU seconds and memory with everything they start, and their lines as they come."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

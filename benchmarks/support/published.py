@@ -1,7 +1,5 @@
 """Curves and deployments that others published, in tests/assets/published: as requests for plans, and as curves."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 from collections.abc import Iterable, Sequence

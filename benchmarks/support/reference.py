@@ -1,7 +1,5 @@
 """The expected outputs of a model: ONNX's reference evaluator in plain NumPy, against every variant of a bundle."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

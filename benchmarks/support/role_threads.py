@@ -3,8 +3,6 @@
 Their queues, locks and messages are those of real workers. So what a role waits for can be counted without a GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

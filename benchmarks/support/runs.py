@@ -1,7 +1,5 @@
 """One tuning run of either tuner, in a form that both can be compared in."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

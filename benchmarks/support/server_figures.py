@@ -1,7 +1,5 @@
 """A running server seen from outside: its metrics, and the use of the machine by it and its Redis."""
 
-from __future__ import annotations
-
 import re
 import time
 import urllib.request

@@ -4,8 +4,6 @@ It is confined to its cores first. It prints one line when everything is loaded 
 that it reads, it serves that long; then it prints a line with the waiting times of the requests, and its own memory.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 The entries of all of them are renewed over one connection, where each real worker has one for that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

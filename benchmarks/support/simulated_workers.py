@@ -6,8 +6,6 @@ travel together. Nothing is searched, built or measured: the workers sleep as lo
 `benchmarks.support.simulated_fleet` has many of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

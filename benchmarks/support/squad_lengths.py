@@ -4,8 +4,6 @@ M. M. Krell, M. Kosec, S. P. Perez, A. Fitzgibbon: Efficient Sequence Packing wi
 (arXiv:2107.02027), published with a histogram of its 88,641 training examples. Here it is in steps of 16 tokens.
 """
 
-from __future__ import annotations
-
 import random
 
 STEP = 16

@@ -13,8 +13,6 @@ or a share of MPS. It cannot use a green context, because it launches on CUDA's 
 A round's results arrive together, when all of it is measured; their times are that moment.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """The improvement of a tuning run over time: pure functions over its trials."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

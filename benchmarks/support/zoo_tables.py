@@ -1,7 +1,5 @@
 """Rows of the benchmark `zoo`: ratios to the better of two runtimes, their means, and Markdown tables, worst first."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast

@@ -13,8 +13,6 @@ Exit code 0 = release it, 1 = the gate says no; anything else is the exit code o
 (docs/exit-codes.md). Without `--last` (the first release) there is nothing to compare with, and the gate is open.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import sys

@@ -1,7 +1,5 @@
 """A server with a simulated fleet, one for each file of tests; a file may have a fleet of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

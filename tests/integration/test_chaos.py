@@ -1,7 +1,5 @@
 """The short form of `scripts/chaos`: a real stack whose processes are killed for half a minute."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

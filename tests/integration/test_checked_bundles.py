@@ -1,7 +1,5 @@
 """Jobs on a real stack whose importer reads one operator wrongly: nothing wrong is published, or serves."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A bundle beside the runtimes that are installed, in a confined process, and what it holds afterwards."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

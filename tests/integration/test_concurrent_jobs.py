@@ -3,8 +3,6 @@
 What is asserted is work that was done, never time: which candidates were built, and at which shares each was measured.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """CPU limits for real: proved by busy processes, in a cgroup that takes precedence over other programs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

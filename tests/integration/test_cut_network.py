@@ -1,7 +1,5 @@
 """Two servers on one PostgreSQL, each over a network of its own, and one of these is cut. The fleet is simulated."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import time

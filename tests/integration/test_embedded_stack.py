@@ -1,7 +1,5 @@
 """The one-machine stack: it ends with its command, however that ends, and survives the death of its parts."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Decoders as exporters write them, from the command that `inspect` prints to ONNX Runtime's greedy tokens."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

@@ -5,8 +5,6 @@ One candidate in twenty crashes, hangs or poisons the device, and a worker is ki
 candidate is accounted for once, and only the guilty are blamed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

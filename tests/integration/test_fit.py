@@ -1,7 +1,5 @@
 """`fractune fit` for real: a model is timed in a confined process, as an ONNX file and as a bundle."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import runpy

@@ -1,7 +1,5 @@
 """A goal in place of trials, for real: ONNX Runtime and bundles timed in turn on the cores of this machine."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attention as one kernel in jobs for a GPU: a real server, tuner, builder and compiler; what measures is simulated."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Iterator

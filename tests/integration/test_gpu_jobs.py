@@ -2,8 +2,6 @@
 code for it; only what measures is simulated, since there need be no GPU here.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

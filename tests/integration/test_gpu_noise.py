@@ -1,7 +1,5 @@
 """`fractune noise` at a share of a GPU: real candidates, searched and built for it; only the GPU is simulated."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

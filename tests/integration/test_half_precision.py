@@ -1,7 +1,5 @@
 """Validation of long sums in half precision, under a share: of the CPU here, and of a GPU where there is one."""
 
-from __future__ import annotations
-
 import logging
 import os
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The hostile tenant loses its own work alone: nothing leaves a process that measures, and no worker ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Jobs of a real server with a simulated fleet: handed in and left, found again, and who stops them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

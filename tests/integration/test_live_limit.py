@@ -1,7 +1,5 @@
 """A model that serves several threads while the limit of its real cgroup, or its affinity, changes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Real candidates built, checked and timed under a share: of the CPU here, and of a GPU where there is one."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from functools import partial

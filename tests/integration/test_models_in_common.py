@@ -2,8 +2,6 @@
 schedules, although TVM names the operators' blocks otherwise in each.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A slow and a cut network between real processes; the one that carries nothing says nothing either."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator

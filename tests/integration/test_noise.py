@@ -1,7 +1,5 @@
 """`fractune noise` for real: candidates searched, built and timed, with builds beside; and nothing left behind."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

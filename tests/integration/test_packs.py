@@ -2,8 +2,6 @@
 of kills and wrong candidates; and taken into a log that a bundle is made of.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

@@ -1,7 +1,5 @@
 """The dashboard's pages of a real stack, after real tunings, competitions and pairs."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

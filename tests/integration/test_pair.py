@@ -1,7 +1,5 @@
 """`fractune pair` for real: two models, confined, alone and together on the cores of this machine."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

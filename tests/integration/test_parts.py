@@ -1,7 +1,5 @@
 """Models in parts, of several shapes and of several variants, through the command line and the Python API."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

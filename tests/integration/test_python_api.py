@@ -1,7 +1,5 @@
 """The Python API for real, on the one-machine stack: the documented lines, any thread, Ctrl-C, a model in memory."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """What the docs, the notebook and the gates of examples/ci/ have a reader or a runner run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a whole fleet leaves in Redis, and by what commands it works, on a real Redis; the fleet is simulated."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import redis

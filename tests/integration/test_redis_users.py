@@ -2,8 +2,6 @@
 simulated, and one is the real one.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

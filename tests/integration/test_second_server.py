@@ -1,7 +1,5 @@
 """Two servers on one PostgreSQL: one works, the other one waits and goes on in its place. The fleet is simulated."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Iterator

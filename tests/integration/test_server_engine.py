@@ -1,7 +1,5 @@
 """How the engine ends when it cannot go on: Redis stays away, the disk is full, a mistake of our own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

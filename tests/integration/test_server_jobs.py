@@ -1,7 +1,5 @@
 """The life of jobs on a real server and a real Redis; the fleet is simulated."""
 
-from __future__ import annotations
-
 import io
 import json
 import time

@@ -1,7 +1,5 @@
 """Models and the tuning log through gRPC: upload, list, export, import, prune, match. The fleet is simulated."""
 
-from __future__ import annotations
-
 import hashlib
 import statistics
 import time

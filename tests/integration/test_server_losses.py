@@ -1,7 +1,5 @@
 """What dies in mid-job, and how the job goes on: server, workers, Redis. The fleet is simulated."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A real server seen from outside: metrics, health and logs, while its workers are killed. The fleet is simulated."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The server as a process: how it starts, what it refuses, how it ends."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

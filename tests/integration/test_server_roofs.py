@@ -1,7 +1,5 @@
 """Roofs on the server: what measurers find is kept, shown, and ends the search of what is near it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import partial

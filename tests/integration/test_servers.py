@@ -1,7 +1,5 @@
 """The servers around a bundle: each runs in its own environment, answers as ONNX Runtime does, and drains."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import signal

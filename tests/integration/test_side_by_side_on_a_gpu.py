@@ -1,7 +1,5 @@
 """On a real GPU: measurers side by side under MPS, and one after the other where shares take turns."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A share that cannot be verified now is tried again, then named and left out; the others are tuned."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

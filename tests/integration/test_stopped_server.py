@@ -3,8 +3,6 @@
 It is stopped at the worst moments. The fleet is simulated.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The Prometheus counter of docs/cpu-limits.md, scraped from a process that a real limit stops."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from pathlib import Path

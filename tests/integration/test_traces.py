@@ -1,7 +1,5 @@
 """Traces of a job, as a collector gets them: from a whole stack, and from a server whose workers know of none."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from collections import Counter

@@ -1,7 +1,5 @@
 """On a real GPU: Triton's kernels compute what NumPy computes, by pointers and, where the GPU has it, by TMA."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A model in a real cgroup with a quota: the threads that it takes and their CPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

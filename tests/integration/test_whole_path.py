@@ -1,7 +1,5 @@
 """The whole path through the command line: a server, with every worker a process that was started by hand."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

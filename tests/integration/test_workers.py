@@ -1,7 +1,5 @@
 """Worker processes against a real Redis: search, build, measure; and what happens when they are killed."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,7 +1,5 @@
 """The wheel, built once, and the environment of the client alone, which it is installed into."""
 
-from __future__ import annotations
-
 import runpy
 import shutil
 from pathlib import Path

@@ -2,8 +2,6 @@
 what its pods would run does a job on this machine.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os

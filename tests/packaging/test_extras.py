@@ -1,7 +1,5 @@
 """Each part is installed with its own extra and no other: it imports and runs, and the others' packages are absent."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

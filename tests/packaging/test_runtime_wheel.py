@@ -1,7 +1,5 @@
 """`fractune-runtime`: its wheel, a bundle in a narrow container, and servers beside which it is installed."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import shutil

@@ -1,7 +1,5 @@
 """What the wheel holds: the five packages whole, and nothing that another distribution could have as well."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Attempts of strangers on a real server: each gets nothing. docs/security.md has the same table."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket

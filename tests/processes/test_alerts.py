@@ -1,7 +1,5 @@
 """The alert rules, checked and tested by Prometheus' own tool."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

@@ -1,7 +1,5 @@
 """The audit of a real server: each call has its line, without content, and no call fails for want of one."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import json

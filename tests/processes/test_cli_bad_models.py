@@ -1,7 +1,5 @@
 """Models that cannot be tuned, through the command line: one line, the documented exit code, and nothing is lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

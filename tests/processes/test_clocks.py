@@ -1,7 +1,5 @@
 """Clocks that are wrong, and clocks that are set while a fleet works. That of Redis is the right one."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """The one queue of the compile workers on a real server with TLS: no token fills it. The fleet is simulated."""
 
-from __future__ import annotations
-
 import uuid
 from collections import Counter
 from collections.abc import Iterator

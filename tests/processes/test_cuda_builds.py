@@ -1,7 +1,5 @@
 """Candidates of a real model become machine code for a GPU, through the children that make them, without a GPU."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

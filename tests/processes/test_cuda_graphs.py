@@ -1,7 +1,5 @@
 """Variants of a bundle with CUDA graphs: TVM's real runtime launches them, over stand-ins that count, without a GPU."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fractune dashboard` as a process, and the pages beside a stack."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

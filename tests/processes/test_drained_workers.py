@@ -1,7 +1,5 @@
 """A drain is not a death: a real worker that is told to stop, and killed before it is ready to, hands its work back."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whole bundles for a GPU give ONNX Runtime's outputs, on the executor: TVM's CUDA runtime, without a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Candidates for a GPU compute what NumPy computes, on the executor: no GPU, but TVM's CUDA C and its CUDA runtime."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections import Counter

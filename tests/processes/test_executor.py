@@ -1,7 +1,5 @@
 """What the executor of GPU kernels computes and refuses, by kernels that are written here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

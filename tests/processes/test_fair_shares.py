@@ -3,8 +3,6 @@
 What is asserted is work that was handed out and done, in the order in which the workers took it, never time.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The candidates of the storm become machine code for a GPU, without one; on a GPU they do what they are made for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

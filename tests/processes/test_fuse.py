@@ -1,7 +1,5 @@
 """`fractune fuse` for real: variants that are built alike become a file, others are refused by the first difference."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """Both calls on a lent GPU, whole, on a host that stands in for one: kernels compute on the processor."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Targets whose attributes are LLVM's command line, and TVMScript that would run Python: both are refused."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Real models, as their exporters left them: they import, yield operators, and compute what ONNX Runtime computes."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A real worker whose child is killed from outside, for real, goes on: the model is not to blame."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The ledger of a real server and what a simulated fleet says of its work, after kills and with doubled results."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`fractune node`: all workers of a machine as one program, real ones on a real Redis."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

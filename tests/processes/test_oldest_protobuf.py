@@ -1,7 +1,5 @@
 """The oldest protobuf and gRPC that pyproject.toml allows: clients, servers and workers run with them."""
 
-from __future__ import annotations
-
 import filecmp
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A fleet that is upgraded one part after the other: workers of an older version, and a server that is replaced."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import subprocess

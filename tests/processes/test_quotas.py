@@ -1,7 +1,5 @@
 """Jobs of tokens on a real server with TLS; the fleet is simulated."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 

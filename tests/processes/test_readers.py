@@ -1,7 +1,5 @@
 """Real compile workers and models that cost too much: these are refused, and others are read meanwhile."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

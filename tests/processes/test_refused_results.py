@@ -3,8 +3,6 @@
 Real servers and a real Redis; the simulated readers report what no real one would.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 The worker compiles, and needs no child here: work whose model is not in Redis fails at once, and a result says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Uploads that are cut go on: real servers, real cuts of the connection, a server that is killed."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re

@@ -1,7 +1,5 @@
 """Commands whose server goes away, a disk that is full, and a Redis that is killed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The workers of the fleet benchmark send what real ones send, as Redis counts it, and the benchmarks of load run."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Sizes by name in a call of the server: the job has the shapes that follow, or is refused before it exists."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A fleet as a job of a real Slurm: it ends with its command, and goes on after kills, `scancel` and its time limit."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """A real server takes requests and results that nobody meant: a few hundred of the inputs of `scripts/fuzz`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two tenants on one server: a call by one answers the same whether or not the other has what the call names."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import http.client

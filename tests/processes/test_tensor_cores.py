@@ -1,7 +1,5 @@
 """Candidates with tensor cores, from a model in half precision to instructions of a GPU, without a GPU."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

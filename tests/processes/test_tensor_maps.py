@@ -1,7 +1,5 @@
 """Tensor maps of Triton's kernels with TMA: TVM's runtime encodes and launches them over a stand-in for the driver."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Triton's kernels without a GPU: values by its interpreter, instructions by disassembly, launches by stand-ins."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import itertools

@@ -2,8 +2,6 @@
 stand-ins, and a search that proposes it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Models that are sent to a real server: what is too large, torn, altered or slow is refused; quotas hold."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 

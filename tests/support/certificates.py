@@ -1,7 +1,5 @@
 """Certificates for tests: authorities, and what they sign."""
 
-from __future__ import annotations
-
 import datetime as dt
 import ipaddress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the chart in deploy/helm renders, and a check that everything in it refers to something that is there."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import unittest

@@ -1,7 +1,5 @@
 """Results of the Python API that are hard to show: long names, four shares, every column filled."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path

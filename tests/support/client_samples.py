@@ -1,7 +1,5 @@
 """Records, jobs, bundles and a plan file for tests of the client."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

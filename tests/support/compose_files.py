@@ -1,7 +1,5 @@
 """The compose files as Compose takes them: with variables, and on top of each other."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

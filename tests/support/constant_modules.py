@@ -1,7 +1,5 @@
 """IRModules as JSON with one constant, whose payload may be another than its header says."""
 
-from __future__ import annotations
-
 import base64
 import json
 import struct

@@ -1,7 +1,5 @@
 """Tiny decoders with a cache as exporters write them: norms, rotary embeddings and attention are written out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A model with numbers below the smallest normal one of float32, and kernels that read a thread's MXCSR."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 from typing import Any

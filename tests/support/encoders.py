@@ -1,7 +1,5 @@
 """Small text encoders as ONNX files with an open batch and an open length."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small files that describe huge models, and the words with which each is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

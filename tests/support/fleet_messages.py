@@ -1,7 +1,5 @@
 """Messages as they are under way between server and workers, for tests that put them into Redis by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ hold without that check.
 An attack that succeeds writes `ESCAPED` and its name into the log of the process, or does what its test looks for.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ decorators, defaults, and by names that one function binds and another one uses.
 TVM's parser evaluates expressions as Python, with Python's builtins. Each way here was one to reach them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 _CANARY = "CANARY"

@@ -1,7 +1,5 @@
 """Latencies that were measured under real CPU limits, and the error of predicting them."""
 
-from __future__ import annotations
-
 import json
 import random
 import statistics

@@ -1,7 +1,5 @@
 """Pairs of models, and models in other runtimes, as a log keeps them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fractune_core.analysis.pairs import MeasuredPair, PairedModel

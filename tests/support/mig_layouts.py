@@ -1,7 +1,5 @@
 """Layouts of MIG by the definition of the placement table: what plans and placements are checked against."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterable, Sequence

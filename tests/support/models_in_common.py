@@ -1,7 +1,5 @@
 """Small models that share operators, which TVM names differently in each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

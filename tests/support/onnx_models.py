@@ -1,7 +1,5 @@
 """Small ONNX models, made here and run as the importer understands them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """In which order the files of tests run, so that the cores always have work."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 WAITING = ("tests/integration/", "tests/processes/", "tests/packaging/")

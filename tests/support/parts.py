@@ -1,7 +1,5 @@
 """Models with an operator that cannot be imported."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

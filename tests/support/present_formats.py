@@ -3,8 +3,6 @@
 At a release they become the files of that version, and later versions have to open them.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import tempfile
 import warnings

@@ -1,7 +1,5 @@
 """Bundles of small models, compiled for real but not tuned, for tests of inference."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence

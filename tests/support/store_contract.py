@@ -1,7 +1,5 @@
 """What a store must do on every database: its fixtures, and what the suites of its parts share."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections.abc import Callable, Iterator

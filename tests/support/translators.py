@@ -1,7 +1,5 @@
 """A tiny encoder and decoder with cross attention, in a folder as optimum exports them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

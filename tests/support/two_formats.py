@@ -1,7 +1,5 @@
 """A file that is of two formats: an ONNX model, and another model in ONNX Runtime's own format."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Code that is compiled quickly: LLVM does not optimize what runs once."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

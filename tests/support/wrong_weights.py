@@ -1,7 +1,5 @@
 """Bundles in which one variant computes with a wrong weight, as a fault of a machine or of a kernel would."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A real Redis, and compiled bundles, for the unit tests that ask for them."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

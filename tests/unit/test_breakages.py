@@ -1,7 +1,5 @@
 """tests/assets/breakages: it fits the code of today, and leaves out no promise of the docs."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import time

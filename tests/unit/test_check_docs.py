@@ -1,7 +1,5 @@
 """The checks of Markdown (width of lines, English of sentences) and of the words in Python texts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tables and the steps of CONTRIBUTING.md name files and folders that exist."""
 
-from __future__ import annotations
-
 import re
 
 from tests.support.arrows.rooms import SOURCES

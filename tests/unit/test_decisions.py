@@ -1,7 +1,5 @@
 """The index of docs/decisions: each page once, under its own number and title."""
 
-from __future__ import annotations
-
 import re
 
 from tests.support.paths import REPOSITORY

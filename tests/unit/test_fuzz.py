@@ -1,7 +1,5 @@
 """A few hundred of the inputs of `scripts/fuzz`, and that it sees what fails."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from random import Random

@@ -1,7 +1,5 @@
 """`make test` and `make test-long` run both of their halves, and fail if one of them did."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

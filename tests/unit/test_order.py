@@ -1,7 +1,5 @@
 """The order in which the files of tests run."""
 
-from __future__ import annotations
-
 from tests.support.order import LONGEST, mixed
 from tests.support.paths import REPOSITORY
 

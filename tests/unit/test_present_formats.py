@@ -1,7 +1,5 @@
 """Files of today's formats open. At the first release this becomes the test of an upgrade."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

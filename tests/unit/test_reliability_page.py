@@ -1,7 +1,5 @@
 """docs/reliability.md names tests: they are there, in the files that it says."""
 
-from __future__ import annotations
-
 from tests.support.breakages.pages import named_tests
 from tests.support.paths import REPOSITORY
 

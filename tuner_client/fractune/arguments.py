@@ -7,8 +7,6 @@ typeguard, and NumPy's numbers are none without a hook for the whole process. Ea
 call.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -5,8 +5,6 @@ A toolkit is one folder with headers and libraries that belong together; parts o
 needs neither a GPU nor a driver.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -4,8 +4,6 @@ Other programs make a model slower and never faster. So a disturbed time is the 
 lost nothing but cores, it takes that time times the part of its cores that others left. Bounds reach down to there.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

@@ -22,8 +22,6 @@
 The exit codes are a promise to scripts; `docs/exit-codes.md` lists them for users.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import ClassVar
 

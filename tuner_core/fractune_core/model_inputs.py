@@ -5,8 +5,6 @@ In a job, shapes are by name. A constant has no place of its own there: it is a 
 If the model leaves dimensions of a constant open, its shape stands beside it, by the name of the input.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import product

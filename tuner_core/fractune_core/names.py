@@ -2,8 +2,6 @@
 operators that change a layout, and the parts of a server's health. `digest_of` makes names that follow from values.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

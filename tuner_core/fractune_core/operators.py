@@ -3,8 +3,6 @@
 The refusal of one node of an ONNX file is a text for people, from which a client learns the node again.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

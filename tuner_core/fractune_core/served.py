@@ -1,7 +1,5 @@
 """The variant that serves a model at a share, by measurements of the whole model."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A share without a descriptor cannot be parsed. The proof (probe, enter, verify, 
 `fractune_workers/confinement/`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Costs of work in the fleet: the ledger's entries, one for each piece of work."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 MEASURING = ("measure", "time_model")

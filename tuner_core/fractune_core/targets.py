@@ -6,8 +6,6 @@ choose another compiler or library. So every text that becomes a target in some 
 server before a job exists, and again in the process that makes the target.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -6,8 +6,6 @@ name, a colon, and MetaSchedule's trace for that program. A trace alone begins w
 other implementations read the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

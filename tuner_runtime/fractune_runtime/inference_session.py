@@ -6,8 +6,6 @@ outputs = session.run(None, {session.get_inputs()[0].name: array})
 Tensors, bound memory and errors are those of `io_binding`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -4,8 +4,6 @@ model = fractune.load("m.fractune")
 outputs = model.run({"data": array})
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ openssl genpkey -algorithm ed25519 -out private.pem
 openssl pkey -in private.pem -pubout -out public.pem
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable

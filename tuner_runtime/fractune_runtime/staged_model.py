@@ -1,7 +1,5 @@
 """A loaded bundle of a model in parts: its own code runs some, and ONNX Runtime the others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

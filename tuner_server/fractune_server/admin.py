@@ -1,7 +1,5 @@
 """An operator's work on a server's database, whether or not the server runs."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Mapping

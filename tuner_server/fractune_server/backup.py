@@ -6,8 +6,6 @@ after the copy include all that it names. Redis's content is not included, becau
 Nor is the fleet's secret.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The metrics that the server counts itself, each where the event happens."""
 
-from __future__ import annotations
-
 import collections
 import threading
 import time

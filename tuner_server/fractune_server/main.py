@@ -1,7 +1,5 @@
 """Runs the server: wiring, and an orderly shutdown."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import logging

@@ -3,8 +3,6 @@
 The server notes in its state folder where its audit is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

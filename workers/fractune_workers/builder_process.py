@@ -1,7 +1,5 @@
 """The builder's child, for its supervisors: it learns a workload once, then builds candidates of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The call that checks a bundle against its model, in a sandboxed child, and what its end means."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The handler of a worker's queue: it opens the message of a job, and has the worker's role do the work inside."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

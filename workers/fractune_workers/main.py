@@ -1,7 +1,5 @@
 """One worker process: it gets ready, registers, and serves its queue until it is stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """The child that reads a model, in a sandbox: strangers make models."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

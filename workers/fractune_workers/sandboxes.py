@@ -1,7 +1,5 @@
 """The sandboxes of a worker's children, as data. `fractune_core.host.sandboxing` has what each option does."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A process's folder for temporary files. The next process removes the folders that killed processes left."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

@@ -5,8 +5,6 @@ Queues and registries lie in Redis as RQ lays them out. RQ's own loop is not use
 names. This one reads the signed message of a job, and nothing else of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import signal

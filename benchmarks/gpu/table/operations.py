@@ -1,7 +1,5 @@
 """The operators of the first table: products and convolutions of three well-known models, each with NumPy's result."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The verdicts of a row of the first table: the fastest right kernel of ours against each peer, with its interval."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The sides run the same file: fractune its bundle, ONNX Runtime the file itself o
 nodes of the file one by one, compiled by `torch.compile`. No GPU has run this yet.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Forms of ONNX's operators: attributes, sizes, types, opsets and extreme numbers."""
 
-from __future__ import annotations
-
 from benchmarks.support.forms import elementwise, images, language, products, reducing, shaping
 from benchmarks.support.forms.form import Form
 

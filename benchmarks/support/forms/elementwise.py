@@ -1,7 +1,5 @@
 """Operators that compute each number by itself, with broadcasts, constants that must not be folded, and casts."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Its parameters (axes, sizes, scales) are constants, as models have them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Operators with windows and coordinates: pools, convolutions, resizes, regions."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

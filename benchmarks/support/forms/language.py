@@ -1,7 +1,5 @@
 """Operators of language models: rotary embeddings, normalizations with a skipped sum, attention over a cache."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Products of matrices, quantized ones, and recurrences."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Operators that reduce an axis: sums, extremes, arguments, softmaxes, normalizations."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

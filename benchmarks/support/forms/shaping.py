@@ -1,7 +1,5 @@
 """Operators that move numbers: shapes, slices, pads, look-ups, scatters."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ The servers stay as they are: the same queue, metrics and protocol are around ei
 ONNX_MODEL names the ONNX file, and ONNX_THREADS the threads of its session, which do not spin. BUNDLE is only checked.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -4,8 +4,6 @@ for what compares or times a bundle, in place of ten and of 45.
 What must hold without that check is tried so: Python imports a module of this name when it starts.
 """
 
-from __future__ import annotations
-
 import sys
 
 from fractune_core.tir import foreign_code

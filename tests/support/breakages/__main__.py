@@ -10,8 +10,6 @@ long run may be done in pieces, and --rest goes on with those that have none in 
 Usage: scripts/break_promises [--only TEXT] [--list] [--check-unbroken] [--limit SECONDS] [--out FILE [--rest]]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What docs/reliability.md and docs/security.md promise, as far as a program can tell."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What can be broken: a table of promises, each with the code that keeps it and the test that fails without."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One promise is broken in a copy of the checkout, and the test that keeps it is run there."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -1,7 +1,5 @@
 """A process that says why, and aborts, as C++ does at a failed assertion."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """The builder's child with a compiler of its own, which does what the trace says."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

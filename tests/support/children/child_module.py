@@ -1,7 +1,5 @@
 """What a test's child process can do: answer, fail, hang, crash."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A process that is confined as a case says: enters, verifies, leaves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

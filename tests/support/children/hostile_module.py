@@ -1,7 +1,5 @@
 """A child that does what a model file must not make one do."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

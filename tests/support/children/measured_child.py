@@ -1,7 +1,5 @@
 """The measurer's child as it is, and a look at its arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ The device is a folder. Each client, a real process, holds a lock on a file of i
 that is killed in the middle of its work poisons the device too, unless it was released before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Sequence

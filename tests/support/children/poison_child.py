@@ -3,8 +3,6 @@
 `{"id": 7, "do": "good", "secs": 0.01}`, or what else `PoisonedChild` has a method for.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

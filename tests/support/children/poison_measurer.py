@@ -2,8 +2,6 @@
 NAME URL LOCK_FOLDER PATIENCE_S [dies]. One that `dies` is killed when its first results are delivered.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

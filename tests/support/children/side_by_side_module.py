@@ -1,7 +1,5 @@
 """A child that does pieces of work side by side, as they are named."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Sequence

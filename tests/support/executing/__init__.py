@@ -4,8 +4,6 @@
 round, nor kernels that are no source of TVM.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The children that compile, with the processor's compiler in place of CUDA's. `plant` has them build faults."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ CUDA's libraries are the executing stand-ins. Its driver and NVML, as Python pac
 control program of MPS is the simulated program.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

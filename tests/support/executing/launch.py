@@ -1,7 +1,5 @@
 """Launches kernels of CUDA C that a test has written, on the executor. A program, as `run.py`."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Runs candidates on the executor. A program, because CUDA's libraries are found by the environment of a process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

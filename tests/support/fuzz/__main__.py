@@ -8,8 +8,6 @@ server that is gone. The exit code is 0 when none failed.
 Usage: scripts/fuzz [--inputs N] [--seed S] [--target NAME] [--first I] [--out FILE]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

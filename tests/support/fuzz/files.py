@@ -1,7 +1,5 @@
 """Files that come from elsewhere: imported logs, bundles, plan files."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

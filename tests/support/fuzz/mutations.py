@@ -1,7 +1,5 @@
 """What is changed in valid inputs, and what protobuf messages are filled with: the same `Random` makes the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any

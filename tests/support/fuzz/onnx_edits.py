@@ -1,7 +1,5 @@
 """What is changed in a valid ONNX model: its structure, field by field, as an exporter with a bug or an enemy would."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """ONNX files for the child that reads models: in its sandbox and with a limit on memory, as a worker calls it."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What comes through Redis: messages that strangers wrote, and signed ones of a worker that is not like ours."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The fleet beside it is simulated, in this process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import tempfile

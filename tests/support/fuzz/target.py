@@ -1,7 +1,5 @@
 """One thing that takes inputs: what makes them, what takes them, and what became of them."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

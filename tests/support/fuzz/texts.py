@@ -1,7 +1,5 @@
 """Texts and small files: shares, page tokens, tokens, credentials, addresses."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator

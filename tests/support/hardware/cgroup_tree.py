@@ -1,7 +1,5 @@
 """A made-up host: what `/proc` and `/sys` tell a process of its CPUs and its cgroups."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 V2_MOUNT = "30 23 0:26 {part} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"

@@ -5,8 +5,6 @@ A new mechanism adds one entry to CASES, and one to GPU_CASES for the tests on a
 has its real one in CPU_CASES.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """A made-up machine: what `/sys` tells of the cores and NUMA nodes of its CPUs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fractune_core.host.cpu_topology import cpu_list

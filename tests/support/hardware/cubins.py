@@ -1,7 +1,5 @@
 """Reading a cubin as far as its ELF header goes: is it one, and for which GPUs."""
 
-from __future__ import annotations
-
 import struct
 
 _EM_CUDA = 190

@@ -12,8 +12,6 @@ in the environment, the lines of a kernel have its tensor maps, the innermost di
 "main_kernel 0:3 1:8": by tensor, the places of its pointer and of its tensor map among the kernel's arguments.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Cgroups in a folder of plain files, which several processes share: each has a place of its own there."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

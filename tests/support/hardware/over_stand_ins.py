@@ -1,7 +1,5 @@
 """Bundles and scripts that run over the stand-ins for CUDA's libraries."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

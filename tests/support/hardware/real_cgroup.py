@@ -1,7 +1,5 @@
 """A real cgroup with a CPU quota, where the test may make one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -4,8 +4,6 @@ NVIDIA's licence is for use with its GPUs, so nothing here fetches the program. 
 `apt-get download nvidia-cuda-mps libcuda1`, then `dpkg -x FILE FOLDER` for each of the two.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

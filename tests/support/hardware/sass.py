@@ -1,7 +1,5 @@
 """Instructions of a cubin, by NVIDIA's disassembler. It needs no GPU."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

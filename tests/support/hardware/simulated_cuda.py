@@ -5,8 +5,6 @@ other, green contexts come in steps, inside a percentage of MPS they leak, and w
 environment when CUDA starts.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -5,8 +5,6 @@ SM counts and memory are those of NVIDIA's MIG user guide and of `nvidia-smi mig
 no memory, it is the nominal part of the whole.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 _SIZES = {"1g": (19, 1, 1, 7), "1g+me": (20, 1, 1, 1), "1g wide": (15, 1, 2, 4), "2g": (14, 2, 2, 3)}

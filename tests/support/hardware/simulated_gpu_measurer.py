@@ -2,8 +2,6 @@
 would; what that takes is made up.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -1,7 +1,5 @@
 """The calls of `libcuda.so.1` that inference makes through `ctypes`, answered for a GPU that does not exist."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -3,8 +3,6 @@
 The order and the meaning of the arguments are those of cublas_api.h 13.10 and of cudnn_cnn.h 9.28.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Callable

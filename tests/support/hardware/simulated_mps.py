@@ -1,7 +1,5 @@
 """What stands in for a GPU under MPS: the simulated control program on PATH, and a simulated CUDA driver beside it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

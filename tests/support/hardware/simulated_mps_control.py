@@ -5,8 +5,6 @@ Commands that begin with `stage` are for tests: they play what clients and their
 alone, and for a command as little of it as possible: tests start this program hundreds of times.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from _socket import AF_UNIX, SHUT_WR, SOCK_STREAM, socket  # `socket` itself takes twice as long as all the rest

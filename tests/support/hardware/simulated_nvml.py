@@ -1,7 +1,5 @@
 """The calls of `pynvml` that fractune makes, answered for GPUs that do not exist."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import NoReturn

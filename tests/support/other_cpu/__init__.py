@@ -1,7 +1,5 @@
 """Another CPU in the place of the host, as far as the default target goes."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

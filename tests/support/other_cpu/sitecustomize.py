@@ -4,8 +4,6 @@ Python imports a module of this name when it starts, so the workers' children ha
 puts the folder on the path where FRACTUNE_TEST_CPU names a CPU. What the host lacks of that CPU is left out.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import os

@@ -3,8 +3,6 @@
 The other packages are linked from the environment of the tests, file by file, so that no package index is needed.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The command `fractune` as real processes, and what they start."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A TCP proxy in a thread of its own that cuts connections in the middle, and counts what comes through."""
 
-from __future__ import annotations
-
 import contextlib
 import selectors
 import socket

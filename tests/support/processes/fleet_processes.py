@@ -1,7 +1,5 @@
 """A server and its workers as processes of the command line, each started by hand and all stopped together."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

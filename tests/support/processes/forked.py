@@ -1,7 +1,5 @@
 """A forked child of the test, with a deadline."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

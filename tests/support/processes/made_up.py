@@ -1,7 +1,5 @@
 """What a simulated fleet makes up, always alike: its processor, how fast programs run there, and records of it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -1,7 +1,5 @@
 """A real network between real processes, as bad as a test wants it: a TCP proxy."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

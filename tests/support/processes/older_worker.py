@@ -3,8 +3,6 @@
 is the command line of this version, which calls itself 0.0.9 and speaks that protocol.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

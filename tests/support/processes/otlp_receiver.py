@@ -1,7 +1,5 @@
 """A collector of traces: takes what OTLP's exporters send over HTTP, and decodes it."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator

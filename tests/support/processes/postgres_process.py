@@ -1,7 +1,5 @@
 """A real PostgreSQL for tests, on a Unix socket, with an empty database for each test."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

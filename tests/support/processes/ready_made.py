@@ -5,8 +5,6 @@ tests.support.processes.ready_made` is the process that is kept: for each reques
 forks a child that calls `main()` of a module.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

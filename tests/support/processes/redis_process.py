@@ -1,7 +1,5 @@
 """A real Redis for tests, on a Unix socket: the server that a one-machine stack would start."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import tempfile

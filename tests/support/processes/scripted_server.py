@@ -1,8 +1,6 @@
 """A gRPC server that answers from a script: the remote side for tests of the client alone."""
 # ruff: noqa: ARG002, N802  - gRPC hands every handler a request and a context, and names it as in the .proto
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 They need the package index, and some 100 MB each. A test is skipped where pip reaches no index.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import subprocess

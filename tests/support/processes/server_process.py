@@ -1,7 +1,5 @@
 """A real server process for tests, and a client of it: `python -m tests.support.processes.server_process JSON`."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

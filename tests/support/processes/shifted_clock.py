@@ -4,8 +4,6 @@ runs the command line of fractune with `time.time` so many hours ahead: at once,
 "later". It stands in for a host whose clock is set, which a test may not do.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

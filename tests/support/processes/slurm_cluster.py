@@ -1,7 +1,5 @@
 """A real Slurm on this machine: munge, a controller, and two nodes that are each all of the machine."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import os

@@ -2,8 +2,6 @@
 closed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -1,7 +1,5 @@
 """Real worker processes for tests, and small real work for them."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

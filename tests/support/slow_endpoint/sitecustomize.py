@@ -1,7 +1,5 @@
 """Each run of a bundle takes a tenth of a second more, in each Python process that has this folder on its path."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """CUDA's libraries without a GPU, for TVM's own CUDA runtime: a kernel takes LAUNCH_S, and nothing runs (`cuda.c`)."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

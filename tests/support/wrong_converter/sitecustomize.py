@@ -1,7 +1,5 @@
 """Makes the importer leave out every `Neg`, in a process that has this folder on its path (`PYTHONPATH`)."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

@@ -1,7 +1,5 @@
 """The log beside what the measurers say: each fault is found, and nothing else is called one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the benchmarks print, count and refuse."""
 
-from __future__ import annotations
-
 import ast
 import os
 import statistics

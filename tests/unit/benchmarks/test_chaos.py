@@ -1,7 +1,5 @@
 """What `scripts/chaos` plans, whom it strikes, and what it says of a run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Which plain operator stands for which of ours: of made-up calls, and of a small network through TVM."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The first table without a GPU: its operators, stand-ins for NVIDIA's libraries, and its verdicts."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import time

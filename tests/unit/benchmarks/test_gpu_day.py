@@ -1,7 +1,5 @@
 """The calls on a lent GPU: each step ends at its own time, leaves its line, and sends back its results at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What the benchmarks of load count, and what they say of it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

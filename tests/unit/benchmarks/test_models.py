@@ -1,7 +1,5 @@
 """Models that the benchmarks make, of their own and from others."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from pathlib import Path

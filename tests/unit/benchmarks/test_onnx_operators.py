@@ -1,7 +1,5 @@
 """ONNX's own operator tests through the importer; docs/models.md agrees with their results and with the tables."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The first table's peers by PyTorch, and those of whole models: the calls that a GPU gets, made on the processor."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The list of real models, how its files are fetched, and what is reported of their timings, here made-up ones."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

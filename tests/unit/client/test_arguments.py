@@ -1,7 +1,5 @@
 """A wrong argument of a public function is an error of ours, before anything is done."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

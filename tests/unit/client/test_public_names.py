@@ -2,8 +2,6 @@
 used.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import runpy

@@ -1,7 +1,5 @@
 """The gate of the pipeline example: what passes, what does not, and how the report says so."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The rule of agreement: what rounding may do passes, and what it may not fails."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The text of CPU limits, and their place in a record."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

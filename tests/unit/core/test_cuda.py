@@ -1,7 +1,5 @@
 """The share of a GPU in a container's environment, and where a CUDA toolkit is found."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every error has an exit code for scripts and a gRPC status, and finds its way back from the wire."""
 
-from __future__ import annotations
-
 import time
 
 import grpc

@@ -1,7 +1,5 @@
 """Inputs of a job: shapes, and constants in the same mapping."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Sizes by name: what follows from them for the shapes of inputs, and what is refused."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a record holds: its names, its values and what disturbed it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Targets without TVM, and those of strangers: each attribute is on the list and has a value of its form."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from typing import Any

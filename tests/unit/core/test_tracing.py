@@ -1,7 +1,5 @@
 """Traces: where a span belongs, what asks for them, and that nothing happens unasked."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

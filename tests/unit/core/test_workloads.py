@@ -1,7 +1,5 @@
 """Texts of operators, their names, and their implementations."""
 
-from __future__ import annotations
-
 import hashlib
 from itertools import product
 from typing import Any

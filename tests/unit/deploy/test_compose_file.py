@@ -1,7 +1,5 @@
 """docker-compose.yml: what is promised of every service, of secrets and variables."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import tomllib

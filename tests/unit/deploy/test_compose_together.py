@@ -1,7 +1,5 @@
 """What starts with each choice of files on top of docker-compose.yml fits together."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

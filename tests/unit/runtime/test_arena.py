@@ -1,7 +1,5 @@
 """Runs by a plan: no memory is allocated in a run, and huge pages hold what is large."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import resource

@@ -1,7 +1,5 @@
 """A bundle that another runtime serves between its shapes, because it was faster there than a padded run."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import io
 from pathlib import Path

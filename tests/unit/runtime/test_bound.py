@@ -1,7 +1,5 @@
 """Bound calls: memory of the caller, read and written in place, and what cannot be bound."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A bundle for several shapes, compiled for real: buckets, padding and its proof, batches in parts, and errors."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a processor says of itself, and the share that a process is under."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

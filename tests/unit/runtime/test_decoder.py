@@ -1,7 +1,5 @@
 """A session of a decoder gives ONNX Runtime's tokens, across buckets and chunks, and copies no cache."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Numbers below the smallest normal one: zero inside a model unless they are wanted, and as before around it."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

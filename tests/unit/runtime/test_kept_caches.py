@@ -1,7 +1,5 @@
 """Caches through `io_binding`, in a loop as users of ONNX Runtime write it: the same tokens, and no copy of a cache."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A small model that was compiled for real, loaded and run: variants, threads, inputs, and what is not imported."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

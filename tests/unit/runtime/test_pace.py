@@ -1,7 +1,5 @@
 """Steps without a rest under a CPU limit between one core and two, on clocks that only steps move."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Replicas of a small model that was compiled for real: threads, CPUs, the queue, and how they end."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

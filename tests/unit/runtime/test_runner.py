@@ -1,7 +1,5 @@
 """Where the threads of a model may be, calls on the caller's thread, and a model that follows its limits."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

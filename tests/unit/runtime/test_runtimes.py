@@ -1,7 +1,5 @@
 """A bundle whose model another runtime serves at a share: which one, by what, and what happens where it is missing."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import io

@@ -1,7 +1,5 @@
 """What the servers around a bundle share: bounds of what comes in, and settings from the environment."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import runpy

@@ -1,7 +1,5 @@
 """The session of ONNX Runtime's manner, beside the real one."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import pickle

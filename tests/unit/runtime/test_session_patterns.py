@@ -2,8 +2,6 @@
 ours on its bundle.
 """
 
-from __future__ import annotations
-
 import ast
 import threading
 from collections.abc import Callable, Mapping

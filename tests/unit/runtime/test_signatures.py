@@ -1,7 +1,5 @@
 """Signed bundles."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

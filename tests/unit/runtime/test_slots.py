@@ -1,7 +1,5 @@
 """A fused model that was compiled for real, served by slot: each slot for itself, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A model in parts, compiled for real: its own code and ONNX Runtime in one run."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """Memory that a model keeps for its inputs, and inputs for which only types and names are known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

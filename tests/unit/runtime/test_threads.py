@@ -1,7 +1,5 @@
 """A function in its own floating-point mode; CPUs dealt out to the threads of a model, on made-up hosts."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the parts of a server share: a real Redis, and a store of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A backup holds all that a server remembers, is taken while it writes, and is put back whole or not at all."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

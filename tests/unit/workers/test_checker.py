@@ -1,7 +1,5 @@
 """The call that checks a bundle: what a child's end and a hostile child's answer mean."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How a worker delivers its results."""
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess

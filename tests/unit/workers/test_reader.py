@@ -1,7 +1,5 @@
 """A child that reads models, and what it cannot do: real processes that try."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """The folder of a worker that was killed goes, that of a living one stays."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What a worker asks of Redis for a piece of work, counted by Redis itself."""
 
-from __future__ import annotations
-
 import signal
 import zlib
 from collections.abc import Iterator

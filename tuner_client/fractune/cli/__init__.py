@@ -1,7 +1,5 @@
 """The command `fractune`. Every failure is one line on standard error and a documented exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging

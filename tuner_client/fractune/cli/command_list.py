@@ -1,7 +1,5 @@
 """The commands of `fractune`: the module of each, its heading in `--help`, and an example."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -3,8 +3,6 @@
 The exit codes of errors stand with the errors (docs/exit-codes.md).
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import errno

@@ -3,8 +3,6 @@
 The Python API reads FRACTUNE_SERVER and FRACTUNE_STATE too (`fractune.sessions.session`, `fractune.local.state`).
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

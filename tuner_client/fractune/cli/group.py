@@ -5,8 +5,6 @@ options for the credentials of a client. While the command runs, they set the en
 `fractune.server.credentials`, which hold file names and no secrets.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Logs of the parts of a stack: lines of text, or JSON for a log collector."""
 
-from __future__ import annotations
-
 import json
 import logging
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Open sizes on the command line: asked for on a terminal, else shown with the command that fixes them."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Output that several commands share."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Views of a running job: four live lines, plain lines, JSON lines, or nothing."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict

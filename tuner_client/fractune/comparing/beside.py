@@ -7,8 +7,6 @@ Where outputs do not lie close together, exact sessions show how far right outpu
 without ONNX Runtime's changes of the graph, and with inputs and weights that are moved by some roundings.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

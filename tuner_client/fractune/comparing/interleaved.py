@@ -1,7 +1,5 @@
 """The timer of whole models: calls of several, interleaved. Every other round reverses the order."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """The site: a URL for each view, as a page for browsers and as JSON for programs (`Accept: application/json`)."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

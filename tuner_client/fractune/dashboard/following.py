@@ -3,8 +3,6 @@
 So the server's work does not depend on the number of tabs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """The process of the pages: its address, its credentials, its end."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 from collections.abc import Callable

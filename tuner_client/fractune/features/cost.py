@@ -1,7 +1,5 @@
 """The use of the fleet by jobs, queried from a server, with the caller's prices."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """`fractune.diff`: two jobs or two bundles, by share and operator."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Variants of one model in one file, for tuning and serving as one model."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

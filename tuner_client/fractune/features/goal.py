@@ -1,7 +1,5 @@
 """A goal instead of a number of trials: a peer to beat at every share, and the distance to it."""
 
-from __future__ import annotations
-
 import math
 import socket
 import statistics

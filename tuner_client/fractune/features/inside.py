@@ -1,7 +1,5 @@
 """The time of a bundle's operators inside the model, beside their time alone, and all other calls by name."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass, replace
 

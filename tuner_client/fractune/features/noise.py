@@ -1,7 +1,5 @@
 """The reliability of measurements on this machine, saved for the one-machine stack."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -5,8 +5,6 @@ Of TVM a measuring host loads the runtime alone, which is a fiftieth of the whee
 without TVM's compiler and without files that only compilers and tests read, and compressed better.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import importlib.metadata

@@ -1,7 +1,5 @@
 """`fractune.retune`: what was tuned once, tuned again for other shares, new hardware or a new TVM."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Packages are searched among the installed distributions and not imported: the check must not take seconds.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -1,7 +1,5 @@
 """The Redis of a stack or a fleet: its program, its start, its users, and the check that it answers."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """A server of `fractune_runtime.serving` as a process, in a Python that has its packages, and requests to it."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -4,8 +4,6 @@ The workers are processes of their own and connect to the fleet's Redis themselv
 The node only starts them, starts them again when they die, and ends them in time.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """`noise.json` in the state folder: the advice of `fractune noise`, by device key and share."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -3,8 +3,6 @@ thread owns all of them, from the first start to the last wait, because each is 
 started it (`fractune_core.host.parent_death`).
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import logging

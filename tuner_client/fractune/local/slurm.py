@@ -6,8 +6,6 @@ copies all state to a shared folder.
 Nothing secret is in the script or the environment: secrets are files of the shared folder, for its owner alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import logging

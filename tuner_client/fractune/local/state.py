@@ -1,7 +1,5 @@
 """The state folder of a one-machine stack: made, proved writable, and locked for one stack at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

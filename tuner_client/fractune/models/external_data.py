@@ -4,8 +4,6 @@ Only the graph is walked, by protobuf's wire format; numbers are copied from fil
 file in the model's folder or below it. Nothing else is opened: no link, no device, no file elsewhere.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -3,8 +3,6 @@
 The caller has the package `onnx`, and runs in a sandbox: the graph may come from a stranger. The work is bounded.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

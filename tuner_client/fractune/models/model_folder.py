@@ -4,8 +4,6 @@ Hugging Face's optimum writes `config.json` beside `encoder_model.onnx`, `decode
 onnxruntime-genai writes `genai_config.json`, which names its graphs. Files come from strangers: no link is followed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence

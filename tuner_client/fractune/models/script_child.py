@@ -3,8 +3,6 @@
 It writes the module as JSON to OUT, or a one-line error to ERROR.
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 import traceback

@@ -13,8 +13,6 @@ sizes in the graph that must be equal and are not say then by their numbers from
 fit at three sets of primes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Uploads of model files. Parts that the server has are not sent again, neither after a cut nor later."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

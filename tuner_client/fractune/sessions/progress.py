@@ -1,7 +1,5 @@
 """Views that follow a job: four live lines, plain lines, a function of the caller, or nothing."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import time

@@ -4,8 +4,6 @@ Names and messages come from models, workers and other users, so every text is s
 for markup, and a terminal acts on none of it.
 """
 
-from __future__ import annotations
-
 import html
 import re
 import shutil

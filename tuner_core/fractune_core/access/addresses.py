@@ -5,8 +5,6 @@ A network that drops packets reports nothing, and a watch may be silent for hour
 A ping without an answer ends the connection and its calls.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from urllib.parse import quote

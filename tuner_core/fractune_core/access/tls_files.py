@@ -1,7 +1,5 @@
 """The PEM files of TLS: read, and checked before anything listens or connects."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A loop calls a variant again and again. At 30 % load, requests arrive at random 
 cold, and a request may wait for the one before. A service sees these latencies.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence

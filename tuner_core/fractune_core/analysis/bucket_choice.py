@@ -1,7 +1,5 @@
 """The buckets for lengths as they are served: those with the least expected time, by an exact dynamic program."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

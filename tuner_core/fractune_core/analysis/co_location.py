@@ -7,8 +7,6 @@ compare when each of two jobs ends. Together, the job that remains has the whole
 other.
 """
 
-from __future__ import annotations
-
 import bisect
 import statistics
 from collections.abc import Callable, Sequence

@@ -13,8 +13,6 @@ Units are whole numbers of cores, SMs or slices; times are seconds. The errors a
 `docs/decisions/31-choice-of-a-schedule.md`.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

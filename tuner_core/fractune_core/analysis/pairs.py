@@ -1,7 +1,5 @@
 """What a log keeps of two models that were measured on one processor together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

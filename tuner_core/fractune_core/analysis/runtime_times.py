@@ -1,7 +1,5 @@
 """What a log keeps of a whole model in another runtime, timed beside its bundle."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

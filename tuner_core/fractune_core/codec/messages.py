@@ -5,8 +5,6 @@ the dataclass's default; a number that is 0, or an empty text, is not set unless
 A message whose one field is repeated (`Shape`) stands for a list.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum

@@ -5,8 +5,6 @@ that share their bytes. All the formats that fractune reads store their entries 
 any of this is refused when it is opened. What is read of it is then never more than the file itself.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os

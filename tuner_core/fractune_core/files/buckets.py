@@ -4,8 +4,6 @@ A bucket is the shapes of one member. An axis is open if its sizes differ betwee
 all members have one symbol: a text's length is an axis of its ids and of its mask, and `length` there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a bundle holds of its check against another implementation of ONNX."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ A zip of stored entries, always the same bytes for the same contents: a model is
 has the n-th slot; slots beyond the last variant are empty.
 """
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Sequence

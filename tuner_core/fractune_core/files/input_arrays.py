@@ -5,8 +5,6 @@ of the one form that NumPy writes, with a type that is listed here, and the byte
 array of Python objects, which NumPy would unpickle, has none of these types.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 The members are for several shapes, or they are parts of the model. `bundles.py` reads the file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The shape of a bundle's manifest, as plain JSON; `docs/bundle.md` describes it."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

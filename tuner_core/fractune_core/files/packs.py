@@ -9,8 +9,6 @@
 It is a sealed file (`sealed.py`). It has code for one target, and nothing that only a compiler could read.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A file that appears whole: a concurrent reader has the old file or the new one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

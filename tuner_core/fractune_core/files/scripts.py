@@ -1,7 +1,5 @@
 """TVMScript, which is Python code: neither a server nor a worker ever runs it, so they refuse it."""
 
-from __future__ import annotations
-
 REFUSAL = (
     "is TVMScript, which is Python code, and neither servers nor workers run that; write its module with "
     "tvm.ir.save_json, or pass --run-script, which runs the file on your own machine"

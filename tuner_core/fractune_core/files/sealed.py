@@ -8,8 +8,6 @@ are stored, not compressed: a reader never gets more bytes than the file has. Th
 file, byte by byte.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zipfile

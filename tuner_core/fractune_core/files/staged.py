@@ -4,8 +4,6 @@ A bundle with stages is a joined bundle whose members are the parts of our own c
 graph, and a step reads inputs of the model and outputs of steps before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

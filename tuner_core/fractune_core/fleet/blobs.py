@@ -3,8 +3,6 @@
 All are signed, each for its own name, but for model files: these are named by their SHA-256.
 """
 
-from __future__ import annotations
-
 import secrets
 import zlib
 from collections.abc import Iterable, Iterator

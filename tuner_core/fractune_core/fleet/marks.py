@@ -4,8 +4,6 @@ One key for each kind, however much work there was. A mark outlives every messag
 (`fractune_core.fleet.redis_names.MARK_TTL_S`).
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

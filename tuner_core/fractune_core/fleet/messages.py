@@ -4,8 +4,6 @@
 `fractune_core.fleet.signed_messages`.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import dataclass, field, replace

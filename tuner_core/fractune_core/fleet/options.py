@@ -1,7 +1,5 @@
 """Options of server and worker processes: the command line builds them, and the process runs by them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path

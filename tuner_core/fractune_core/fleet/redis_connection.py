@@ -5,8 +5,6 @@ another, so their clocks must not differ by more than `CLOCK_TOLERANCE_S`. A par
 names the difference.
 """
 
-from __future__ import annotations
-
 import time
 
 from fractune_core.access.addresses import without_password

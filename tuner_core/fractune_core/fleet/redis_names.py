@@ -5,8 +5,6 @@ tuner instance (its trials' results) and one for the server (everything else). T
 through the consumer group RECORDER; a tuner instance reads its own through the group TUNER.
 """
 
-from __future__ import annotations
-
 PROTOCOL = 11
 """Version of the messages. It rises when older workers would not understand a message. Every queue has it in its name,
 so that work reaches only workers that can do it."""

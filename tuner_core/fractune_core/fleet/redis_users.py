@@ -5,8 +5,6 @@ keys alone; `%R~` allows only to read a key. What is not allowed is forbidden: n
 publish and subscribe, or anything that administers Redis.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 

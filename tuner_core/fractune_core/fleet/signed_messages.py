@@ -3,8 +3,6 @@
 Whoever can write to Redis may drop, delay and repeat them, and can neither invent nor alter one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import math

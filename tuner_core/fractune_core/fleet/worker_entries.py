@@ -3,8 +3,6 @@
 So the keys of Redis need no scan, and hosts with different clocks keep no dead worker alive.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple, cast
 

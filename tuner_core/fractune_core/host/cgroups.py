@@ -1,7 +1,5 @@
 """Limits of this process by cgroups: the CPU quota and its throttling, from `/proc` and `/sys`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import weakref

@@ -1,7 +1,5 @@
 """Limits of a process that the kernel enforces: how to set them, and whether one has ended a process."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

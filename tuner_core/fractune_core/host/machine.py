@@ -1,7 +1,5 @@
 """Memory and busy cores of this host, as far as they concern this process."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

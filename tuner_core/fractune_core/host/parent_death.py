@@ -5,8 +5,6 @@ survives the exec, so it works for programs that know nothing of it, such as red
 that started the process ends; that thread must live as long as the process.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

@@ -2,8 +2,6 @@
 right name may be another user's, and a file in it a link or a pipe.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import tempfile

@@ -5,8 +5,6 @@ other over parts and gaps. MIG's placement table has the arcs (Valerio de Carval
 1999). Models take parts by size; each needs as much throughput as its rate.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A batch takes at most what 99 % of the batches take in a loop under the limit, i
 model has the number of threads that `load` takes under the limit. With several, each has one thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

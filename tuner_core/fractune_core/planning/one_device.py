@@ -9,8 +9,6 @@ On a part a job runs in the best way within its target: the batch and the number
 throughput.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util

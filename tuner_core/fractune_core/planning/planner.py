@@ -1,7 +1,5 @@
 """From a request to a plan: its mode, and with a simulation the least headroom at which p99 holds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from fractune_core.errors import BadRequest, PlanInfeasible

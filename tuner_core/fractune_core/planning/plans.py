@@ -1,7 +1,5 @@
 """A plan: models on parts of devices, and the expected results."""
 
-from __future__ import annotations
-
 import heapq
 import math
 import random

@@ -4,8 +4,6 @@ It reads a MakePlanRequest from standard input, and writes a Plan to standard ou
 then the output is the error's name and, on further lines, its message.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

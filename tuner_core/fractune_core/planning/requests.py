@@ -17,8 +17,6 @@ beside = "bert"
 i = 1.08
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Speed of a model on a part of a device: measured or stated, or predicted by the knee's curve and its error."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

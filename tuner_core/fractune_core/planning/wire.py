@@ -1,7 +1,5 @@
 """Requests for plans to and from the messages of the public contract."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

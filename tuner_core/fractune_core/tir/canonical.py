@@ -5,8 +5,6 @@ parts were one object in memory. The canonical form has names by position (`look
 equal parts once, and maps in the order of their keys. TVM reads it like any other of its JSON graphs.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import cache

@@ -2,8 +2,6 @@
 brings code of another language, is refused before TVM makes objects of the text.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 A trace of stock TVM has the names of the workload beside it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Times the calls inside a model."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

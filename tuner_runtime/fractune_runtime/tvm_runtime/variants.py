@@ -3,8 +3,6 @@
 A variant without control flow runs by its plan (`arena.py`), any other by TVM's virtual machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

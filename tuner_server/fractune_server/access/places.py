@@ -1,7 +1,5 @@
 """Places for what costs memory or time: they bound what all callers together can make the server take."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

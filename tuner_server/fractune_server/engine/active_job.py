@@ -3,8 +3,6 @@
 Only this class changes the plans of its operators.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter, defaultdict

@@ -3,8 +3,6 @@
 gRPC handlers never touch the engine's memory. They write to the store, and the engine sees it in its next tick.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import threading

@@ -3,8 +3,6 @@
 The compile workers have one queue, which no owner fills: another's model waits for few pieces of work (`CompileTurns`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable
 

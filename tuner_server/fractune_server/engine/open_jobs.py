@@ -1,7 +1,5 @@
 """The open jobs in memory: loaded from the store, saved there, and dropped when they have ended."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Collection, Iterable

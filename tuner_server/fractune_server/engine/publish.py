@@ -1,7 +1,5 @@
 """Publishing: a worker compiles the winners into a bundle, and the whole model is timed at every share."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait

@@ -4,8 +4,6 @@ A round belongs to an operator, not to a job. Every job that searches the operat
 shares. The round continues while it has a subscriber.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tuning: tuner instances search the operators, round by round, until the budget is spent."""
 
-from __future__ import annotations
-
 import logging
 import uuid
 from collections.abc import Collection, Mapping

@@ -3,8 +3,6 @@
 They are timed alone on the device, interleaved with the untuned default.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterable
 

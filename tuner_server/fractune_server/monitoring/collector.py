@@ -4,8 +4,6 @@ A scrape takes two reads of the store and three round trips to Redis, however ma
 reads their entries once a second. Parts that cannot be read are left out, and `fractune_healthy` shows why.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

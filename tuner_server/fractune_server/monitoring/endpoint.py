@@ -1,7 +1,5 @@
 """The HTTP port for monitoring: /metrics for Prometheus, /healthz and /readyz for Kubernetes and the like."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import ssl

@@ -4,8 +4,6 @@ gRPC's health service reports each part by its name. It reports all parts togeth
 name of every service of fractune. A server without its engine must be restarted; other problems end by themselves.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -9,8 +9,6 @@ next. A job that wanted nothing for a while, or could get nothing, resumes at th
 nothing up, and a new job owes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Which candidates are checked for correct output and measured again, alone, before a winner is published."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Match for a whole model: which record every operator would use at a share, and why."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import threading

@@ -1,7 +1,5 @@
 """The fleet: the live workers, the work that waits for them, and the shares that they offer."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import grpc

@@ -1,7 +1,5 @@
 """Jobs: create, look up, cancel, watch."""
 
-from __future__ import annotations
-
 import logging
 import statistics
 import threading

@@ -1,7 +1,5 @@
 """The tuning log: list, export, import, prune, match."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Models: upload and look-up."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

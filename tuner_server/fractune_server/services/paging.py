@@ -1,7 +1,5 @@
 """Page sizes and page tokens."""
 
-from __future__ import annotations
-
 import base64
 import hmac
 import json

@@ -1,7 +1,5 @@
 """Plans, made from a request and the tuning log, each in a process of its own: their work has no bound but time."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

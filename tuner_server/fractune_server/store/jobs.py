@@ -1,7 +1,5 @@
 """Jobs, their operators, and the rounds in progress."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Models, and the results of their ingests: a model is read once for each shapes and target."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What tokens and tenants use, and whether that leaves room for more."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

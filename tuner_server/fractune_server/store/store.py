@@ -1,7 +1,5 @@
 """Everything that the server remembers, in one database."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokens and their usage, which is counted from their jobs, models and bundles."""
 
-from __future__ import annotations
-
 import hmac
 import time
 from dataclasses import asdict, dataclass

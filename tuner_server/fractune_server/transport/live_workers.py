@@ -1,7 +1,5 @@
 """The live workers, from the entries that they renew in Redis."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import defaultdict

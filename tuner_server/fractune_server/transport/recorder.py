@@ -1,7 +1,5 @@
 """Results streams -> tuning log. A result is acknowledged only after its commit and after it has taken effect."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

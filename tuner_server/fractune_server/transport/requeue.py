@@ -1,7 +1,5 @@
 """Work of a dead worker goes to another one. Work that kills every worker is divided, and in the end given up."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

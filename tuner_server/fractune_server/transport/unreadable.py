@@ -3,8 +3,6 @@
 Only `replay` removes them. If there are too many, or too many bytes of them, the oldest are dropped.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 cancelled work.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import zlib

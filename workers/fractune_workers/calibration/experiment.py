@@ -4,8 +4,6 @@ Every setting is passed twice, interleaved with the others, so that all meet the
 the candidates backwards and on another measurer: a slowing machine, or a slower core, shows as spread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Measurers side by side, and builds beside them, which disturb a measurement on purpose."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The report of the noise experiment: the score of every setting, and the advice, as plain JSON values."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

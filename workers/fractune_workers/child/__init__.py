@@ -5,8 +5,6 @@ The child starts when it is first needed, again after it has died, and again aft
 leaks memory). The first message names the sandbox that it enters, if it has one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

@@ -1,7 +1,5 @@
 """Errors of a child's calls, and the rule by which a death of the child counts against its work."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import signal

@@ -6,8 +6,6 @@ A message is an object. Values of its `value` that are bytes leave the JSON: `fr
 the bytes follow in that order.
 """
 
-from __future__ import annotations
-
 import errno
 import struct
 from typing import Any

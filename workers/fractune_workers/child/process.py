@@ -1,7 +1,5 @@
 """The operating system's side of a child: the cores that it starts on, a stop in mid-work, its memory at the end."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

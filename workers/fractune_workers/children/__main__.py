@@ -3,8 +3,6 @@
 The module's `open_child(args)` returns the methods that the parent may call, by name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -6,8 +6,6 @@ share needs outside the child, such as a daemon, is taken by the supervisor's `e
 `leave`. `base.py` has the interface, and its answers about faults: by default a fault stays within its process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fractune_core.errors import ShareUnavailable

@@ -1,7 +1,5 @@
 """The interface of a mechanism, with the answers of one that keeps faults within their process."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from fractune_core.shares import GrantedShare

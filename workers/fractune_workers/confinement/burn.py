@@ -3,8 +3,6 @@
 Run as a program, this file is one of the busy processes. So it imports the standard library alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """CPU shares: N cores, by scheduler affinity, with as many TVM threads as cores."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A limit that holds here already is accepted. Otherwise the supervisor makes a ch
 joins it. Where the supervisor may not make one, the process is started in a scope of systemd.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """`full`: a whole GPU, proved to be whole."""
 
-from __future__ import annotations
-
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare
 from fractune_workers.confinement.mps import BesideMps

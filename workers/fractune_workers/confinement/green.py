@@ -5,8 +5,6 @@ other processes, one after the other, or side by side under an MPS daemon. Insid
 may grow to the whole percentage, so it is refused there.
 """
 
-from __future__ import annotations
-
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare
 from fractune_workers.confinement.mps import BesideMps

@@ -3,8 +3,6 @@
 A child's name has the process that made it. So the cgroups of a worker that was killed are found and removed later.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

@@ -3,8 +3,6 @@
 fractune makes no instances unasked: that needs root and ends what runs on the GPU (`fractune shares --mig-layout`).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import cached_property

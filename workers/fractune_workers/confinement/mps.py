@@ -1,7 +1,5 @@
 """`mps:P`: at most P percent of a GPU's SMs. A cap and no reservation: two such clients may sit on the same SM."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

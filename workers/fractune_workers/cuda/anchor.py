@@ -8,8 +8,6 @@ The arithmetic takes longer than the memory: the anchors of measurers that fill 
 memory's bandwidth. Otherwise each of them would time the others, and their batches would be void.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import statistics

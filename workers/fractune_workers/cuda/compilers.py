@@ -4,8 +4,6 @@ NVRTC is preferred: one library and its headers, no host compiler, no other proc
 for diagnostics and fast math. Fast math is off by default, because it would break the comparison of outputs.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 import subprocess

@@ -5,8 +5,6 @@ launched on any other stream does not. A CUDA graph does not follow the stream t
 used inside.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from fractune_core.errors import ShareUnavailable

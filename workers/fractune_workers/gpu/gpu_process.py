@@ -1,7 +1,5 @@
 """What a process checks of the GPU that it works on, whatever the kind of share."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property

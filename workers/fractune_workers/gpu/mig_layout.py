@@ -3,8 +3,6 @@
 The commands run only when an operator has asked for it by name.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The program's exit code says little (a refused `sm_partition rm` ends with 0), s
 word. What does not read as it should is an error that shows the answer: never an empty list, never a success.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

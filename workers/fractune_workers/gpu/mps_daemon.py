@@ -4,8 +4,6 @@ this user's workers on it, and ended by the last of them.
 One daemon for each GPU: a fault stops every client of a server, and a server of several GPUs carries it to them all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -4,8 +4,6 @@ Two busy threads of one core slow each other down, and CPUs of different cores d
 one of the busy processes. So it imports the standard library alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """CUDA on this machine: compilers, the runtime library, the driver. Looking does not open a GPU."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.metadata
 import re

@@ -4,8 +4,6 @@ Whether a share can be had is asked of its own confinement. Where CUDA or MPS ro
 a process has entered the share; until then they are what is expected, or not said at all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Sequence

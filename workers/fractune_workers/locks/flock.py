@@ -1,7 +1,5 @@
 """Locks on files. The kernel holds them, and frees those of a process that dies."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 from collections.abc import Iterator

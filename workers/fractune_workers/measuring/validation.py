@@ -4,8 +4,6 @@ How far an output may be from the reference follows from its type (`children/mea
 must be in one child. A new child checks those that were right again.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

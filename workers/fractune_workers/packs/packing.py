@@ -4,8 +4,6 @@ The children are those of the fleet's compile, tune and build workers. Nothing i
 first candidates, then what it would propose next; where the log knows times of the operator, it has learned from them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

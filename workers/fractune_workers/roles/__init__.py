@@ -1,7 +1,5 @@
 """The roles of workers, one file for each. A role runs in the supervisor: it never imports TVM."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 

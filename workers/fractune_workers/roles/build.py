@@ -1,7 +1,5 @@
 """Build: candidates -> signed artifacts on the queue of every share asked for. Built once, measured at K shares."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict, deque

@@ -1,7 +1,5 @@
 """Compile: model file -> operators, and later model file + schedules -> bundle."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging

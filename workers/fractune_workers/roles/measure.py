@@ -4,8 +4,6 @@ A batch is delivered whole, and measured again when the machine changed under it
 (`measure_stable`).
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Tune: one tuner instance. Learns from its own results stream, searches, and sends the next batch to be built."""
 
-from __future__ import annotations
-
 import logging
 import statistics
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """How a command fails, what `--help` lists, and options and paths that are refused before the work."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """How a running job is shown: four live lines, plain lines and events."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

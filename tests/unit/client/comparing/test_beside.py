@@ -1,7 +1,5 @@
 """A bundle beside its ONNX file in ONNX Runtime; the bundle's part is NumPy's."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Interleaved timings of finalists and of single inferences, by a clock that only calls and pauses move."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What padding is found to change, for models in NumPy that stand in for a bundle's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the views make of a job: its command, its parts and their times."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 

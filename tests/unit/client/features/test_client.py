@@ -1,7 +1,5 @@
 """The Python API against a scripted server: jobs, their results, the log, and what is raised."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

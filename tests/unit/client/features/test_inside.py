@@ -1,7 +1,5 @@
 """The calls inside a model: each by name, nested ones once, and their table."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast

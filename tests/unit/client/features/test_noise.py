@@ -1,7 +1,5 @@
 """`fractune.noise` around the measuring: what it refuses and reports, and what explains a spread."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fractune doctor`: ready or not, what is missing, how to get it, and the exit code."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

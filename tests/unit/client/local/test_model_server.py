@@ -1,7 +1,5 @@
 """A model server as a process: what it needs, how it starts, answers and fails. The process is real and simulated."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

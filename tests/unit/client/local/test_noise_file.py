@@ -1,7 +1,5 @@
 """`fractune noise`: what it refuses before it measures, its file in the state folder, its picture."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

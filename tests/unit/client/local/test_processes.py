@@ -1,7 +1,5 @@
 """The stack's processes: started again, given up, ended in order, and never left behind."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

@@ -1,7 +1,5 @@
 """The batch file of a fleet, and what is refused before the job waits in a queue."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

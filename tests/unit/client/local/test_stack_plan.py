@@ -1,7 +1,5 @@
 """What the one-machine stack consists of: which cores go to which share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The state folder: held by one stack, proved writable, its secret made once."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """ONNX models with their weights in files beside them, as exporters write them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders of exported models: which graphs, which sizes, and hostile ones in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

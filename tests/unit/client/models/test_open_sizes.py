@@ -1,7 +1,5 @@
 """Sizes of what an ONNX file leaves open: one small model for each reason that a file can give, and hostile files."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Sizes of a decoder that belong together: found in its graph, solved, and contradictions left out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

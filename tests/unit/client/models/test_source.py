@@ -1,7 +1,5 @@
 """Models as callers have them: paths, shapes, objects of packages, and scripts that run in a process of their own."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

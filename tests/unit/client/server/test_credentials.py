@@ -1,7 +1,5 @@
 """What a client sends where: files and the environment, and no token in plain text."""
 
-from __future__ import annotations
-
 from concurrent import futures
 from pathlib import Path
 

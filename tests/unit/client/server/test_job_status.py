@@ -1,7 +1,5 @@
 """What the client reads from the messages of the contract."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The client against a scripted server: errors, pages, streams, files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

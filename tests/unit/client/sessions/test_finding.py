@@ -1,7 +1,5 @@
 """Which server is meant: named, from the environment, or found in the state folder."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A table shows itself: as text, by rich, and as HTML that nothing in it can break out of."""
 
-from __future__ import annotations
-
 import io
 import sys
 from xml.etree import ElementTree as ET

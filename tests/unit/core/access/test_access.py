@@ -1,7 +1,5 @@
 """Tokens, and the files of certificates and keys."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

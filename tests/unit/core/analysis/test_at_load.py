@@ -1,7 +1,5 @@
 """The choice among variants that were timed in a loop and at 30 % load."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """What sharing costs two models and what follows: figures worked out by hand, a simulation, and coverage."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

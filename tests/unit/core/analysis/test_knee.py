@@ -1,7 +1,5 @@
 """The share beyond which a model hardly gains: curves, their errors and their knees."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Which record is used at a share, and why."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -1,7 +1,5 @@
 """What a measurement is worth: spread, rank agreement, regret, and the advice that follows."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

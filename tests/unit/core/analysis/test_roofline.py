@@ -1,7 +1,5 @@
 """The roofline model: what a share can attain, and how much of it a time reaches."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

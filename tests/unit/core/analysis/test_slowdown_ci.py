@@ -1,7 +1,5 @@
 """What one schedule loses against another, and when that cannot be told from noise."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """JSON is of the shape that a type declares, or the error says where it is not."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

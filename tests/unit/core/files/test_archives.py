@@ -1,7 +1,5 @@
 """Zip archives from strangers: what is read, and what is refused before any of it is read."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zipfile

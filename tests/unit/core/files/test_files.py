@@ -1,7 +1,5 @@
 """Files that replace others, that were checked, and that hold scripts."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

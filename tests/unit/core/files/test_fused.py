@@ -1,7 +1,5 @@
 """The file of a fused model: the same bytes for the same contents, and what is refused."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """Files of arrays from strangers: what NumPy writes is read, and nothing else."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import struct

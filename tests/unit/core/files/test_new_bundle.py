@@ -1,7 +1,5 @@
 """A bundle that serves more than the new one, or another kind of file, is replaced on demand only."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """A pack is read as it was written. One that was changed is refused before any of its code is loaded."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

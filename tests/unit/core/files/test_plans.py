@@ -1,7 +1,5 @@
 """Plans of models: each place lies in memory, whatever the text says."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files on their way through Redis: each is good under its own name alone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Addresses of Redis, with and without their password; clocks that differ."""
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -1,7 +1,5 @@
 """Work is good for one queue, one job of RQ's and a time; entries of workers for one name."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

@@ -2,8 +2,6 @@
 throttled there.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which CPUs a share takes, on made-up machines."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

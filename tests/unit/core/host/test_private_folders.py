@@ -1,7 +1,5 @@
 """Folders that a user's processes share, beside what strangers put in their way."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

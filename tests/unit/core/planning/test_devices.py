@@ -1,7 +1,5 @@
 """What devices can be divided into, MIG's placement table, and plans that others published."""
 
-from __future__ import annotations
-
 import functools
 import math
 

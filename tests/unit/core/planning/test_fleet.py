@@ -1,7 +1,5 @@
 """Fleets: the fewest devices, then the fewest units, as trying everything finds; and why a request cannot be met."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """From a request to a plan: what cannot be meant, the mode, headroom by simulation, and what a reader is told."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import sys

@@ -1,7 +1,5 @@
 """How fast a model is on a part that nobody measured: as the knee's curve says, the slower for its error."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Plans over gRPC: what is sent is what arrives."""
 
-from __future__ import annotations
-
 import pytest
 
 from fractune_core.codec.messages import from_proto, to_proto

@@ -1,7 +1,5 @@
 """The canonical form of an operator: one for all that differ in names alone, another for all others."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The variant and the threads by times of the whole model, for each goal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

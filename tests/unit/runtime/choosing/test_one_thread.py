@@ -1,7 +1,5 @@
 """Models that one thread runs faster than a pool of threads, by the times in the bundle."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Ranges such as cpu:1..2: one variant for all of it, whatever part the process has at the moment."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

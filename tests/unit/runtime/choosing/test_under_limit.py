@@ -1,7 +1,5 @@
 """The variant, the threads and the replicas of a model under a CPU limit, predicted or as requested."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

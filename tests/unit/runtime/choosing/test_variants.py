@@ -1,7 +1,5 @@
 """Which variant of a bundle fits a share, by what was measured and without it."""
 
-from __future__ import annotations
-
 import math
 import os
 import warnings

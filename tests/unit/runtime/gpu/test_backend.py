@@ -2,8 +2,6 @@
 what share there is. Kernels are those of the CPU; where weights, inputs and outputs lie is the GPU's way.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from pathlib import Path

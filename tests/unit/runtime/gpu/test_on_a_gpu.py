@@ -1,7 +1,5 @@
 """On a real GPU: a bundle for it gives what the same model gives on the CPU."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which share of a GPU a process is under, and whether a bundle was made for that GPU: as a simulated CUDA shows it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

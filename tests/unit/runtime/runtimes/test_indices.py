@@ -1,7 +1,5 @@
 """Inputs that feed indices, by each operator that takes some: those that are drawn lie within their axes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 fractune does not depend on it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who passes the authenticator, how many wrong tokens an address has, and how many calls a token."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Places for requests on their way in, taken by real threads; and how many wrong tokens an address has."""
 
-from __future__ import annotations
-
 import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor

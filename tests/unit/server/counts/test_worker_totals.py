@@ -1,7 +1,5 @@
 """The sums over all workers: they never go down, and count nothing twice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

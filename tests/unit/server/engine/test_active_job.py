@@ -1,7 +1,5 @@
 """A job that runs: the trials that it plans and counts, its clock, and jobs at CPU limits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace

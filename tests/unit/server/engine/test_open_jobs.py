@@ -1,7 +1,5 @@
 """What the store and Redis hold for open jobs, and what is left when they have ended."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """When a bundle is made again, how it is sent, and how its times are written."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

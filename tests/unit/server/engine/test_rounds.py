@@ -1,7 +1,5 @@
 """Which rounds there are, by who searches and what is searched."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

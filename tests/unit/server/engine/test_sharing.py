@@ -1,7 +1,5 @@
 """Which jobs wait for the same rounds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a scrape tells, and what it costs: a real Redis and a real store, and made-up entries of workers."""
 
-from __future__ import annotations
-
 import re
 import time
 import uuid

@@ -1,7 +1,5 @@
 """Whether the server says that it is healthy when it is, and only then; and the HTTP port that says so."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import urllib.error

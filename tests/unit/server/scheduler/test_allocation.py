@@ -1,7 +1,5 @@
 """Budgets, rounds and validations: decisions without I/O."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

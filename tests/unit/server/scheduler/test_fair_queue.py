@@ -1,7 +1,5 @@
 """Whose turn it is, asserted on measurements handed out."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Which operators are validated, how much of the work is tuned, and where a new operator starts."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

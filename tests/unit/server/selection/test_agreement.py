@@ -1,7 +1,5 @@
 """What `match`, tables and bundles tell of the same records, under noise: it holds, and they agree with each other."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Which schedules go into a bundle, and what each variant is known to take at each share."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What the fleet's service says of a real Redis with made-up workers and work."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Sequence

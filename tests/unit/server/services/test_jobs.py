@@ -1,7 +1,5 @@
 """Jobs as callers see them, and the events that watchers receive."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterable

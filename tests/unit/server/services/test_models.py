@@ -1,7 +1,5 @@
 """A token's quota of uploads holds for those that arrive at the same time."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading

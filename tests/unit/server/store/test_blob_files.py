@@ -1,7 +1,5 @@
 """The state folder, model and bundle files, and parts of uploads."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import math

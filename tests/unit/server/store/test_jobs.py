@@ -1,7 +1,5 @@
 """Jobs, their rounds, revisions and times."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The store's contract on PostgreSQL, and what is said where it cannot be used."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the store keeps beside records, jobs and tokens; SQLite that is full, read-only or killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

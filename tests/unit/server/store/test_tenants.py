@@ -1,7 +1,5 @@
 """Rows of tenants: what each sees and shares, and the fence around statements that forget whose rows they choose."""
 
-from __future__ import annotations
-
 import ast
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tokens, what their holders use, and their quotas."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """What a sweep of the server asks of Redis, counted by Redis itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace

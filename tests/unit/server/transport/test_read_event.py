@@ -1,7 +1,5 @@
 """What a worker of the fleet sends is of the shape that its kind has: the engine would end over anything else."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from dataclasses import MISSING, fields

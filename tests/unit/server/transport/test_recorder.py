@@ -1,7 +1,5 @@
 """Results on their way into the log, on a real Redis: recorded, set aside, trimmed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading

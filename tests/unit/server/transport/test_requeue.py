@@ -1,7 +1,5 @@
 """Work in its queue, and work that nobody ends: given again, divided, given up."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -1,7 +1,5 @@
 """The experiment without a machine: who measures where, what follows what, and what the report says."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """The supervised child: real processes that answer, hang, crash and are killed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

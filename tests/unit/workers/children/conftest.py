@@ -1,7 +1,5 @@
 """TVM as the children have it, whichever test comes first: without the intrinsics of GPUs, a minute to load."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from types import FrameType

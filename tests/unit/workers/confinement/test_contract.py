@@ -1,7 +1,5 @@
 """What holds for every mechanism: a share is entered and proved in a process of its own, or refused with a reason."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """CPU limits: what is refused, and why. What holds of every mechanism is in `test_contract`."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """MIG, green contexts, the whole GPU and none: what can go wrong on a real one is staged, and refused."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Child cgroups with a limit, in made-up trees of both versions."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

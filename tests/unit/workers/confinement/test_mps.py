@@ -3,8 +3,6 @@
 This process plays both parts: the supervisor, then the client, with the environment that the supervisor gave it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator

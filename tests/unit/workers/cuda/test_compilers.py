@@ -1,7 +1,5 @@
 """CUDA source to cubins, for real where this machine has a compiler; no GPU is needed for that."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

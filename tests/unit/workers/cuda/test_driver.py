@@ -1,7 +1,5 @@
 """CUDA's driver over a simulated binding: what it reads, in which order, and how its errors are told."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import subprocess

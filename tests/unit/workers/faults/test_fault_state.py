@@ -1,7 +1,5 @@
 """The fault state, rule by rule, and under every interleaving of faults, deaths and arrivals."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from dataclasses import dataclass, field

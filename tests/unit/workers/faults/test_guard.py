@@ -1,7 +1,5 @@
 """Measurers that share a poisonous device: real children that crash, hang and poison; only the device is simulated."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

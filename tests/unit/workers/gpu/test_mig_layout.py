@@ -1,7 +1,5 @@
 """Layouts: every one that fits is found and is what the driver would take; the commands make just that."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The text commands of the MPS control daemon: every answer is read to the last word, or it is an error."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable

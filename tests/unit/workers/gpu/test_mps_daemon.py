@@ -3,8 +3,6 @@
 Tests that stage nothing run with NVIDIA's own program too, where there is one (tests/support/hardware/real_mps.py).
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """NVML over a simulated library with the profiles of real GPUs: devices, instances, clocks, and what it cannot tell."""
 
-from __future__ import annotations
-
 import pytest
 
 from fractune_core.errors import ShareUnavailable

@@ -1,7 +1,5 @@
 """On a real GPU: every share that it shares without MPS holds what it promises, and NVML and CUDA agree about it."""
 
-from __future__ import annotations
-
 import pytest
 
 from fractune_core.errors import ShareUnavailable

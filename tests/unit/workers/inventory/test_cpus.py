@@ -1,7 +1,5 @@
 """Cores and nodes as the kernel shows them on made-up machines, and pairs of CPUs that are kept busy."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What a machine has of CUDA, read from what its driver leaves in /proc."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import tomllib
 from pathlib import Path

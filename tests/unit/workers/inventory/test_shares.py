@@ -1,7 +1,5 @@
 """What a machine offers: each share asked of its confinement, and proved in a child where that is wanted."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A measurement owns its cores: against real processes, because the locks belong to processes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Measurements of one GPU, admitted side by side or alone: against real processes, because the locks belong to them."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import select

@@ -1,7 +1,5 @@
 """A measurer's audit file on disk."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A whole model that is timed beside a real busy process: its times are marked, and taken again once it is quiet."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Machine code of a stranger in the process that measures it: it reaches nothing, and the next one is measured."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

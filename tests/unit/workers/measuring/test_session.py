@@ -1,7 +1,5 @@
 """A session whose child is killed, the roof that a session gives, and a session for a cold cache."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """A process that measures on a CPU has a limit of memory, and what meets it fails for that: with real processes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

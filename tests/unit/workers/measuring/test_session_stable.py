@@ -1,7 +1,5 @@
 """Which measurements count, and what their records say of the conditions."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The file of times of a pack, and slots that other measurements hold."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

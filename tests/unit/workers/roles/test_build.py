@@ -1,7 +1,5 @@
 """How long a build may take, and what becomes of candidates when a builder's child is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

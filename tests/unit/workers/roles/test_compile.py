@@ -1,7 +1,5 @@
 """A compile worker whose child has been taken over: it writes and reads nothing but what it means to."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """When a measurer may measure: trials side by side on one GPU, validations alone. Children are real, the GPU is not."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """The least CPU limit for a rate of requests and a p99, by the times of a job."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """One job, from its first trial to its bundle."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

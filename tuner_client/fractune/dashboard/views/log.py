@@ -1,7 +1,5 @@
 """Records of the tuning log: filtered, in pages, and one by one."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from typing import Any

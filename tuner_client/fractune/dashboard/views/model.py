@@ -1,7 +1,5 @@
 """A model over its jobs."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath

@@ -1,7 +1,5 @@
 """One operator of a job: its time inside the model and alone, and the schedules that were tried."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Jobs, workers and shares at a glance."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

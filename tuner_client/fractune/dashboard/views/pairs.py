@@ -1,7 +1,5 @@
 """Models that were measured together: how much slower each is beside each other one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fractune.dashboard.views.page import LEVELS, Block, Cell, Page, block_of

@@ -1,7 +1,5 @@
 """Where a model's time goes: a stacked bar for each share, and its operators as a table with bars."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType

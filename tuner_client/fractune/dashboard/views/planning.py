@@ -1,7 +1,5 @@
 """Models on the devices that serve them, by the times of jobs and by measured pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any

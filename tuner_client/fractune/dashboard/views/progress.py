@@ -1,7 +1,5 @@
 """The best time so far of a model's operators or of one: curves from untuned on, and their numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from fractune.dashboard.following import MOST_TRIALS, Point

@@ -1,7 +1,5 @@
 """The shares that a fleet offers, and how it measures at them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 

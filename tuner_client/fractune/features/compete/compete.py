@@ -1,7 +1,5 @@
 """`fractune.compete`: a bundle beside other runtimes at its shares; where one of them is faster, it serves."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

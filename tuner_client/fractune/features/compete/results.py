@@ -2,8 +2,6 @@
 their times.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

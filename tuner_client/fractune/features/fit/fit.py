@@ -1,7 +1,5 @@
 """`fractune.fit`: the least CPU limit, threads and replicas for a request rate and a p99."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Times of a model without a limit, measured at whole cores of this machine, as the simulation takes them."""
 
-from __future__ import annotations
-
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The least CPU limits for a goal, from the times that a job measured: nothing is timed again."""
 
-from __future__ import annotations
-
 from fractune.features.fit.fit import resources_text, search
 from fractune.features.fit.measuring import FRACTUNE, Measured
 from fractune.features.fit.table import fit_table

@@ -1,7 +1,5 @@
 """The alternatives of a goal as a table and as JSON. Every latency in them is predicted."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

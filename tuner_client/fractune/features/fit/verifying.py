@@ -1,7 +1,5 @@
 """A limit that was found, tried under the real quota: are its latencies the predicted ones?"""
 
-from __future__ import annotations
-
 import os
 import random
 import tempfile

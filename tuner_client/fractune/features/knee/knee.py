@@ -1,7 +1,5 @@
 """`fractune.knee`: the share beyond which a model hardly gains."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

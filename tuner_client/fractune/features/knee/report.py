@@ -1,7 +1,5 @@
 """Times of a model or an operator at several shares, with its curve and its knee."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -1,7 +1,5 @@
 """Knees as tables, JSON and sentences."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

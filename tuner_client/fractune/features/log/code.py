@@ -4,8 +4,6 @@ The log has an operator's program and the trace of a schedule. TVM applies one t
 which builders compile: both come from the log, which anybody may have imported.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from dataclasses import dataclass

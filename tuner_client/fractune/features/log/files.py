@@ -4,8 +4,6 @@ A JSON line is `{"workload": {"workload_hash", "json"}}` or `{"record": {...}}`;
 record. CSV has one flat row for each record, without the trace.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterable, Iterator

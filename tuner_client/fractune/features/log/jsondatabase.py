@@ -4,8 +4,6 @@ Such a folder has no shares, no devices and no wrong outputs. It takes published
 Records from such a folder count as trials, and are checked before publication.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

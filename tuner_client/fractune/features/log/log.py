@@ -1,7 +1,5 @@
 """The tuning log of a server: query, export, import and prune its records."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The record of the log that each operator of a model would use at a share, and the reason."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Matches and records of the tuning log as tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The table tuned-at x run-at of a model or an operator: every variant at every share, with its loss there."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

@@ -1,7 +1,5 @@
 """`fractune.matrix`: the schedules tuned for each share, run at every other share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

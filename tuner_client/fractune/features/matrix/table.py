@@ -1,7 +1,5 @@
 """The table tuned-at x run-at for people and for programs."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

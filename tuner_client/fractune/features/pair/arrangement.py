@@ -1,7 +1,5 @@
 """The placement of two co-runners on a processor: the part of each, and the whole that either would have alone."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 It is confined first, as for a measurement. Times come from the clock that all processes of a host have in common.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

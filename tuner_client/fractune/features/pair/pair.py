@@ -1,7 +1,5 @@
 """`fractune.pair`: the cost of co-location for two models, measured on this machine."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

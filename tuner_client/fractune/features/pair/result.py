@@ -1,7 +1,5 @@
 """Measurements of two co-runners on one processor, as values, tables and JSON."""
 
-from __future__ import annotations
-
 import math
 import socket
 import time

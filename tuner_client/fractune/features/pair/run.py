@@ -4,8 +4,6 @@ Core locks keep every other fractune process of this user away meanwhile. The bl
 (alone, together, alone), so that a slow drift of the machine's speed affects all of them alike.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random

@@ -4,8 +4,6 @@ A file that ends ONNX's or ONNX Runtime's C++ ends this process alone. ORDER is 
 `refused`; it writes the stages to FOLDER/stages.json, or a one-line error to FOLDER/error.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

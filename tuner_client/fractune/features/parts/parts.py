@@ -1,7 +1,5 @@
 """A model in parts on disk: cut at the refused nodes, and joined again to one bundle."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.util

@@ -1,7 +1,5 @@
 """A plan of models that jobs timed: nothing is asked of a server but the jobs and the pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath

@@ -1,7 +1,5 @@
 """Plans: the placement of models on parts of devices, from bundles, stated times, or a log."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

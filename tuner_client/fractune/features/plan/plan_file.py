@@ -1,7 +1,5 @@
 """The plan file, TOML: its possible content, and the request that it makes. docs/sharing.md shows one."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

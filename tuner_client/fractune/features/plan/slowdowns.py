@@ -1,7 +1,5 @@
 """The slow-downs of a plan's models beside each other, as far as a log has their pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A plan as tables and as JSON."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import asdict, replace
 from pathlib import Path

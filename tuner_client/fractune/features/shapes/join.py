@@ -1,7 +1,5 @@
 """`fractune.join`: one bundle for several shapes, and the proof that it may pad."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import warnings

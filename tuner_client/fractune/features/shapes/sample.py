@@ -1,7 +1,5 @@
 """Buckets for a sample of lengths as they are served, by times that are measured here in ONNX Runtime."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -2,8 +2,6 @@
 trials would pay.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence

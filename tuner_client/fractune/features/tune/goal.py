@@ -1,7 +1,5 @@
 """Tuning until a peer is beaten, in steps of more and more trials; each bundle is timed beside the peer."""
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import time

@@ -1,7 +1,5 @@
 """`fractune bundle --image`: a folder from which an image with one bundle is built, each requirement by its hash."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -17,8 +17,6 @@ lengths = ["input_ids:1=16,64,128"]
 minutes = 30
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

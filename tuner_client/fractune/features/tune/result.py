@@ -1,7 +1,5 @@
 """The result of a tuning, which shows itself as tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

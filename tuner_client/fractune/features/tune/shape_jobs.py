@@ -4,8 +4,6 @@ The largest shape comes first, with the whole budget. Each further one starts fr
 gets a part of the budget. A model that the importer refuses in part has a job for each part that it can import.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The result of a finished job, as JSON and as tables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fractune.features.matrix.cross_table import HEADING, at_load_json, latency_cell, load_notes

@@ -1,7 +1,5 @@
 """`fractune.tune`: tuning on the one-machine stack or on a server, followed to its end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The least CPU limit with which a model answers in time."""
 
-from __future__ import annotations
-
 import math
 import random
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """Latency and throughput of a model under a CPU limit."""
 
-from __future__ import annotations
-
 import heapq
 import math
 import random

@@ -2,8 +2,6 @@
 of every process that it has not started. Its children inherit the limits, root's too.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Iterable

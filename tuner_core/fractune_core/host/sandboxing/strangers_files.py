@@ -1,7 +1,5 @@
 """Files in a folder where a process may write that is not trusted: links, pipes and folders in place of a file."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

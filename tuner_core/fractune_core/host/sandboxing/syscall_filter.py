@@ -5,8 +5,6 @@ namespaces). New versions of the libraries that read and compile must not trip o
 no library: the process that runs it has a second filter, which lists the allowed calls.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

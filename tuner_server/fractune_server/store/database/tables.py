@@ -1,7 +1,5 @@
 """The tables. A change here needs a migration beside it; a test compares the two."""
 
-from __future__ import annotations
-
 from sqlalchemy import (
     JSON,
     BigInteger,

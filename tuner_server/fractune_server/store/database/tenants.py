@@ -1,7 +1,5 @@
 """Tenants: their limits, their weight in the fair queue, and whether they share searches."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any

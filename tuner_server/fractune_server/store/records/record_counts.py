@@ -1,7 +1,5 @@
 """How many records the log holds and has ever taken in, without reading all of them."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable

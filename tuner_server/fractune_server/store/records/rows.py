@@ -1,7 +1,5 @@
 """Rows of the `records` table to and from TuningRecord."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -5,8 +5,6 @@ validations also increases the count, in any process. Validations that were read
 to date. Readers compare the counts at every call, so no process needs to be notified.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ with the fork. A crash or an endless build ends one fork alone. The limit of a b
 while a build is stopped for a measurement or shares its core. No build uses a GPU, not even a build for one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

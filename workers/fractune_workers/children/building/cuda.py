@@ -4,8 +4,6 @@ TVM is kept from looking for a GPU (`stay_off_gpus`) and generates source. A CUD
 source, for the architecture that the target names. Host object and cubin travel as one archive.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -11,8 +11,6 @@ bytes, little-endian, and a string as its length and its bytes:
     content of kind `cuda`: format (`cuda` for source, `cubin`), kernels, code as a string
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ contiguous one, of wrong and often misaligned bytes. Number by number it copies 
 4 bytes, and through a register where it has fewer.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import tvm

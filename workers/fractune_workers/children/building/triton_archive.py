@@ -4,8 +4,6 @@ The host's code is TIR that calls the packed functions which TVM's CUDA runtime 
 and shared memory beyond 48 KiB are TVM's. TVM's own integration of Triton would need a driver.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import tvm

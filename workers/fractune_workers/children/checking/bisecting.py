@@ -4,8 +4,6 @@ The graph is cut at a value, which becomes its only output. The cut graph is imp
 compared with the reference. By halves this finds a value that differs though all that its node reads agrees.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any

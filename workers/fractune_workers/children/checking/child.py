@@ -3,8 +3,6 @@
 It reads a stranger's file by ONNX Runtime, and runs a stranger's code, so it is started in a sandbox.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

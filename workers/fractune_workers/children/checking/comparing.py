@@ -1,7 +1,5 @@
 """A bundle beside its ONNX file, set of inputs by set of inputs."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence

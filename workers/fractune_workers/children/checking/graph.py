@@ -1,7 +1,5 @@
 """What an ONNX graph computes, as far as the choice of inputs and the rounding depend on it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import onnx

@@ -1,7 +1,5 @@
 """Inputs on which a bundle is compared: random ones, and the extremes of their types."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

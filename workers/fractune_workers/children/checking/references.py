@@ -1,7 +1,5 @@
 """ONNX models as ONNX Runtime or ONNX's own reference runs them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

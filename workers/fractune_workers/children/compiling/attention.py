@@ -4,8 +4,6 @@ The model keeps its calls. A bundle's variant may have the one function in their
 decisions of its candidate.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

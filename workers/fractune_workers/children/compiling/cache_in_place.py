@@ -6,8 +6,6 @@ there. It returns the other outputs. So no cache is copied, and the caller choos
 are. `main_last` returns one of the outputs for one token alone. The caller gives the token's number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import gcd, prod
 from typing import Any

@@ -1,7 +1,5 @@
 """The compiler's child: model file -> operators, and later model file + schedules -> bundle."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -4,8 +4,6 @@ A contiguous slice is a tensor of its own, a view. In a fused model each slot ha
 whole result, and writes with an offset.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod

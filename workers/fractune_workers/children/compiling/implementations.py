@@ -4,8 +4,6 @@ Every way to prepare a model makes the same calls in the same order. Only the ca
 weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

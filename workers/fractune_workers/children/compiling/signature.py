@@ -1,7 +1,5 @@
 """What a bundle's manifest says of a model: its inputs and outputs (names, types, shapes), and its metadata."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

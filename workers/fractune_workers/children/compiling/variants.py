@@ -1,7 +1,5 @@
 """Whole models: compile the variants of a bundle."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

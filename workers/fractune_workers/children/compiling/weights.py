@@ -1,7 +1,5 @@
 """Weights apart from code: a compiled variant takes them as arguments, so that all share one copy."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -2,8 +2,6 @@
 other numbers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import tvm

@@ -5,8 +5,6 @@ all slots, over one more axis (`slot_axis.py`). A reshape changes the shape of t
 functions with numbers of a variant in their code, are called once for each slot, on slices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The first difference between two ONNX files, apart from their weights, in the names of the files."""
 
-from __future__ import annotations
-
 from itertools import zip_longest
 from typing import Any
 

@@ -4,8 +4,6 @@ Every argument and every buffer between its loop nests gets the axis. Each loop 
 block a spatial axis. So a search can still schedule the function, with one more spatial loop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -6,8 +6,6 @@ name, nor carry code of another language (`fractune_core.tir.foreign_code`). Add
 somebody has read them.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

@@ -4,8 +4,6 @@ A file of a kilobyte can describe a billion nodes (functions that call each othe
 (`Expand`). No step inlines, evaluates or lowers a part before its size is known to be within these limits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The contents decide the format: files come by upload, and their names say nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

@@ -1,7 +1,5 @@
 """The parts of an ONNX graph by the names that users know, and the graphs inside it."""
 
-from __future__ import annotations
-
 import graphlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ Ingest names the operators of a model, and compile puts schedules on them. Both 
 so both run `prepare`. Another pass list would give other hashes, and no schedule would fit.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import sys

@@ -1,7 +1,5 @@
 """One operator to measure with: a convolution made here, or the heaviest operator of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ raw bytes for the weights. So the archive is rewritten in memory with only the p
 needs. Everything else is left out or refused, and `torch.export.load` reads the rewritten archive.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -4,8 +4,6 @@ The importer emits a plain kernel. Layout planning puts a kernel of vectors in i
 only. Data of other types than float32, and GPUs, keep the plain kernel.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -5,8 +5,6 @@ keys of an encoder, which are an input, is one operator for a few queries. For m
 faster, and the turned keys are a small part.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

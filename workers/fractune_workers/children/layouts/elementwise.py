@@ -1,7 +1,5 @@
 """Layout rules of operators that keep the blocks of their operand: element-wise ones, reductions, concatenations."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from math import prod

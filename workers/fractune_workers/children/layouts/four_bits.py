@@ -6,8 +6,6 @@ keep the plain kernel. Where a model allows it (`accuracy_level` 4), and the tar
 bytes, the data is rounded to bytes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

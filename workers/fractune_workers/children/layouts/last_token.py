@@ -5,8 +5,6 @@ compute each token by itself. So these operators are there once more, for that o
 output in an entry of its own (`children/compiling/cache_in_place.py`), and `main` has it no more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ Values that no operator took are dead code, which is removed at the end. So the 
 model, and any operator may occur.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod

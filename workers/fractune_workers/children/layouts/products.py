@@ -1,7 +1,5 @@
 """Layout rules of convolutions with constant weights and of matrix products: they compute in blocks."""
 
-from __future__ import annotations
-
 from functools import partial
 from math import prod
 from typing import Any

@@ -5,8 +5,6 @@ come after it. float32 holds the sums exactly up to 2^24. Two forms are known. I
 step`, rounded and clipped, and weights are constants. In int32, both are integers less a zero point.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@ Smallest and largest number come from one kernel, which reads the value once and
 used, the equal calls become one.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

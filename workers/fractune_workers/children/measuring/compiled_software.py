@@ -1,7 +1,5 @@
 """What a measurer's child takes from TVM's compiler: the host's target, the anchor, the roof's kernels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tvm

@@ -1,7 +1,5 @@
 """Finalists timed interleaved, one repeat each a round, so that all are timed under the same conditions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

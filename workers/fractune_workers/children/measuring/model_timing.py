@@ -1,7 +1,5 @@
 """Whole models: the variants of a bundle, timed interleaved at the share of this process."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

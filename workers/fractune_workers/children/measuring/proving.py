@@ -1,7 +1,5 @@
 """The child that proves a share: it enters the share, and reports the granted share and the device. It loads no TVM."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

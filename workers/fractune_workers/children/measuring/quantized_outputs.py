@@ -10,8 +10,6 @@ limits, and a wrong kernel would agree. So the scale is set such that the larges
 beyond the limits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

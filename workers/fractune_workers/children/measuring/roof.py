@@ -14,8 +14,6 @@ All are measured again later, the arithmetic each time and the memory a few time
 them for longer than one measurement.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import struct

@@ -2,8 +2,6 @@
 anchor. TVM's compiler is not needed: kernels and names that come from it are in `Software`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

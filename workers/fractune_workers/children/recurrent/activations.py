@@ -1,7 +1,5 @@
 """Activation functions of recurrent cells, as expressions of TIR over vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce

@@ -1,7 +1,5 @@
 """The end of a recurrent step in TIR: sums become gates, gates become the new state of a cell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial, reduce

@@ -6,8 +6,6 @@ the blocks of a step in parallel, with a barrier behind it. A tiling (`tilings.p
 are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce

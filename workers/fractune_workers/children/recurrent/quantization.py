@@ -5,8 +5,6 @@ float32, whose sums of whole numbers are exact up to 2**24. Where sums may excee
 parts, which are added up in int32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

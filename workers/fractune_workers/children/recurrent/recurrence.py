@@ -5,8 +5,6 @@ step then computes the product of the state with the recurrent weights, and the 
 a block of units lie side by side (`tilings.pack`): a step reads them once, from one end to the other.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from typing import Any, Self

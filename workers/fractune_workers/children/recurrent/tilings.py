@@ -5,8 +5,6 @@ Each tiling is an implementation of the operator, with nothing left to decide. A
 `packed1x32units:[]`: the tiling's name, and an empty trace.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import ceil, log2, sqrt
 from typing import Any

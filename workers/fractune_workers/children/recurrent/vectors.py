@@ -1,7 +1,5 @@
 """Passes that give the recurrent kernels of a model their tilings: the computed one of a target, or a chosen one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

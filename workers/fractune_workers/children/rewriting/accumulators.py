@@ -7,8 +7,6 @@
   largest finite number, which would be a result.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ the second form. An entry of the compiled model writes the new rows into the cal
 (`children/compiling/cache_in_place.py`).
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ that computes a part can write it there. This concatenation stays a call of Rela
 result (`children/compiling/concat_in_place.py`).
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Facts about a model's expressions that its passes share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from math import ceil, prod
 from typing import Any
@@ -142,7 +140,7 @@ def is_constant(expr: Any) -> bool:
     return isinstance(getattr(expr, "value", None), tvm.runtime.Tensor)
 
 
-def constant_of(numbers: npt.NDArray[Any]) -> relax.Constant:
+def constant_of(numbers: npt.NDArray[Any]) -> tvm.ir.Constant:
     """A constant of the array's own type: without a type, TVM makes 32 bits of 64."""
     return kept(numbers)
 

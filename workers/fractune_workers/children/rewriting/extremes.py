@@ -4,8 +4,6 @@ NaN beside other numbers is not found, unless it is the first number. Of equal n
 The place is looked for behind the number, so that a row of the type's smallest numbers has a place too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ and are infinite where the result is not. Near zero they are power series here. 
 float32. So are inverse trigonometric functions: TVM has no kernel of them for 16 bits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce

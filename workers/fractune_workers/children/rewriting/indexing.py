@@ -4,8 +4,6 @@ Indices come with requests, and a kernel cannot report an error. So a look-up ou
 nearest element where the type has no NaN. A scatter drops what it would write outside of its tensor.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any

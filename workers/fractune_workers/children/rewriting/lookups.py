@@ -5,8 +5,6 @@ product becomes a lookup. Element-wise operators with numbers that are the same 
 are computed on the table at compile time, if the table has at most as many rows as are looked up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod

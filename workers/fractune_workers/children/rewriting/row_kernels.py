@@ -4,8 +4,6 @@ A row that was read once stays in the first cache, so every pass but the first i
 each element, or compute a variance as a difference of two large numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

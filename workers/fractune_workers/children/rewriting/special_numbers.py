@@ -6,8 +6,6 @@
 - On CPUs, TVM computes bfloat16 in float32, and forgets a cast to it between two operators.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

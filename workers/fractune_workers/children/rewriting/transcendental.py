@@ -12,8 +12,6 @@ A power with a small constant exponent is a product on every target, as in ONNX 
 one on CPUs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce

@@ -4,8 +4,6 @@ Search state lives here and nowhere else. A new operator is warmed from its tria
 opened or proposed for longest ago is forgotten first.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial

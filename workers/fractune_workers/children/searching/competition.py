@@ -4,8 +4,6 @@ Each search gets trials in proportion to the speed of its best candidate, and a 
 that is behind after a few trials may be ahead after many, and at another share.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

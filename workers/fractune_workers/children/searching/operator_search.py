@@ -5,8 +5,6 @@ and forget the candidates beyond it. Here a first small round can be drawn at ra
 the earlier ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any

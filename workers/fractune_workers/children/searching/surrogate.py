@@ -5,8 +5,6 @@ and reading those features from the code is half of its search's CPU time. The d
 unrolling, compute locations) are a handful of numbers that exist already.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

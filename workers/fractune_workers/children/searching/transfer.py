@@ -5,8 +5,6 @@ a sketch that tiles the same loops in the same way. Three differences are ignore
 the names of blocks, and the loops' extents. The tiles are scaled to the extents.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The candidates of a search: proposed, measured, and the fastest. Only what was measured at all its shares counts."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping

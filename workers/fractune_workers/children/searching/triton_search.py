@@ -1,7 +1,5 @@
 """The search for the decisions of a Triton kernel: the best estimates first, then the surrogate's choice of all."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any

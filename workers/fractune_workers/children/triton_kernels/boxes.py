@@ -5,8 +5,6 @@ whose tiles are plain boxes: not the gathered rows of a padded image, yet the we
 argument is 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Triton's compiler, without a driver: a module's text becomes machine code, in a process that may end then."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """The decisions of a Triton kernel, their text in a candidate, and an estimate that orders those not measured yet."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

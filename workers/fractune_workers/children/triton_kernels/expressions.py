@@ -1,7 +1,5 @@
 """TIR's expressions as Python for Triton. Half precision is computed in float32, and rounded where it is stored."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The element-wise operators behind sums, as lines of a Triton function that finishes a tile."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A marked function is another operator to TVM than the one without a mark, and th
 implementation of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Writes the module of an operator: Python that calls the kernels, which Triton compiles, or interprets on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -7,8 +7,6 @@ The spatial axes of the sums are batches (both factors have them), rows (only th
 The axes of the reduction are the depth. So any affine gather is a product of a matrix of rows and one of columns.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -2,8 +2,6 @@
 compiler is not needed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

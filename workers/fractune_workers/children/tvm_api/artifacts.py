@@ -3,8 +3,6 @@
 An artifact is one object file, or several in the archive format of `ar`, which `ar t` and `ar x` read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ A kernel writes them as arithmetic, which may be stored and read again as any TI
 of its bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

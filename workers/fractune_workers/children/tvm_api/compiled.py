@@ -6,8 +6,6 @@ MXCSR. Each thread of TVM's pool takes the mode of the launching thread for the 
 other code as well.
 """
 
-from __future__ import annotations
-
 import struct
 import tempfile
 from collections.abc import Callable

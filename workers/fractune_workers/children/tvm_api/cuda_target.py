@@ -4,8 +4,6 @@ Without an architecture, TVM would fill in `sm_50`, which no present toolkit com
 TVM's own check of GPU code throws without the shared memory and the threads of a block.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Collection

@@ -5,8 +5,6 @@ which takes 5 to 40 seconds of a child's start. An empty package of the same nam
 modules of one CPU are loaded where traces are made or applied, and CUDA's for operators that may use tensor cores.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import types

@@ -5,8 +5,6 @@ which would make builders clients of the GPU. Only the child that reads `torch.e
 imports CUDA's bindings too, to recognize streams of that package, which children do not pass to TVM.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

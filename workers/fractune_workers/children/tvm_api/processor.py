@@ -2,8 +2,6 @@
 TVM's runtime alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

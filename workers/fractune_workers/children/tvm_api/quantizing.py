@@ -1,7 +1,5 @@
 """Arguments by which an operator quantizes its output, as its blocks show them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

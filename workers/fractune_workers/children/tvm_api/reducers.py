@@ -4,8 +4,6 @@ TVM splits a reduction (`rfactor`) only if its registry has the very identity an
 unit's maximum of two numbers is the second one if either is NaN. So one that has the new number first ignores NaN.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A model of more than `APART_FROM_BYTES` is read so. Its numbers go from the file
 is made of them as well. The tensors lie over mappings of these files; after each, the pages are given back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os
@@ -19,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tvm
 from tvm import relax
 
 from fractune_core.errors import BadModel
@@ -151,7 +150,7 @@ def begin(*, large: bool) -> ScratchTensors | None:
     return _current[0] if large else None
 
 
-def kept(numbers: Array) -> relax.Constant:
+def kept(numbers: Array) -> tvm.ir.Constant:
     """A constant; of a large model in a scratch file."""
     if not _current or numbers.nbytes < LEAST_BYTES:
         return relax.const(np.ascontiguousarray(numbers), str(numbers.dtype))

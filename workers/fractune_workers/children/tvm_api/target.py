@@ -6,8 +6,6 @@ that it does not imply. Then a kernel for the bare name could die of an illegal 
 the CPU, and corrects the name with the feature bits that LLVM reads from the host.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Who leaves a job, and what is run when it has ended."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """Addresses of the pages, the elements of a page, and one more job of the scripted server."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 from fractune_core.pb import fractune_pb2 as pb

@@ -1,7 +1,5 @@
 """What holds for every page: JSON at the same address, hostile names, unknown addresses, a lost server."""
 
-from __future__ import annotations
-
 import contextlib
 import html
 import json

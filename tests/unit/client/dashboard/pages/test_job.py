@@ -1,7 +1,5 @@
 """The pages of a job and of a model."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """The overview: waiting work, busy workers, and how often the server is read for it."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import time

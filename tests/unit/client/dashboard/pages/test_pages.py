@@ -1,7 +1,5 @@
 """The pages of pairs, shares, plans and the log; forms, and whom the pages are for."""
 
-from __future__ import annotations
-
 import base64
 import html
 import re

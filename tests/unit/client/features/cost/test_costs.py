@@ -1,7 +1,5 @@
 """What a job took, and what that is worth."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

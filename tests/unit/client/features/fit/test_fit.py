@@ -1,7 +1,5 @@
 """The least CPU limit for a goal, from times that are given."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Knees and limits as people see them: the slack they write, tables, JSON, sentences and pictures."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Sequence

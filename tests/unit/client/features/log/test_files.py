@@ -1,7 +1,5 @@
 """Logs as files: JSON lines, CSV and MetaSchedule's databases."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace

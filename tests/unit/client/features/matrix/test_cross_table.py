@@ -1,7 +1,5 @@
 """The table tuned-at x run-at: losses, ties, what its sentences say, and its picture."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

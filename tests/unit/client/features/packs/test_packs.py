@@ -1,7 +1,5 @@
 """Packs: what they hold, and the wheels in them."""
 
-from __future__ import annotations
-
 import sys
 import zipfile
 from dataclasses import replace

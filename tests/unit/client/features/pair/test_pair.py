@@ -1,7 +1,5 @@
 """`fractune.pair` around the measuring: what it refuses before anything starts, and what it says of what was found."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Two models side by side: what is run, and the child that runs one."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Models that are cut for real, by ONNX and ONNX Runtime; the parts in ONNX Runtime give what the whole model gives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

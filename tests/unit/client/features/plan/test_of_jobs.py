@@ -1,7 +1,5 @@
 """Plans of jobs, and what is reported of plans."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

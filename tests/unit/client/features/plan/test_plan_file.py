@@ -1,7 +1,5 @@
 """The plan file: what it says becomes a request, and what it cannot mean is one clear line."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from pathlib import Path

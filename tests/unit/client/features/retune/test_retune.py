@@ -1,7 +1,5 @@
 """Which models are tuned again, and in which order."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Sizes of an axis for a sample of lengths; the times in ONNX Runtime are made up."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

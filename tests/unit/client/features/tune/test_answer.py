@@ -1,7 +1,5 @@
 """The answer of a tuning: its first line, its table, and how long the end of `tune` is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

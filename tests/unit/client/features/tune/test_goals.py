@@ -1,7 +1,5 @@
 """A goal: when a bundle counts as faster than its peer, how the trials grow, and what people are told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

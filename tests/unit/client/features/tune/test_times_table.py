@@ -1,7 +1,5 @@
 """Where a model's time goes, and what the log's tables say of speed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The least limit for a rate and a p99."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 from typing import Any

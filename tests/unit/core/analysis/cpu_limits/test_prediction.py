@@ -1,7 +1,5 @@
 """What is said of a model under a limit, and for which values nothing is said."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

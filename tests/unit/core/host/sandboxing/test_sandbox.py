@@ -1,7 +1,5 @@
 """What a sandbox lacks is named; the limit on processes holds; memory is hidden from the same user's processes."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Where the database cannot be used, the tables as migrations make them, and SQLite's write-ahead log."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The tuning log: what is added, looked up, counted, imported and pruned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_type_hints

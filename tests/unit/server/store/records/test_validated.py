@@ -1,7 +1,5 @@
 """Validations, which are kept in memory: always what the log holds."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

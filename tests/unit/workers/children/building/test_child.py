@@ -1,7 +1,5 @@
 """Builds in forks of a warm process: what happens to one happens to no other."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Code for a GPU: its identifiers, the options of TVM's lowering, and what a kernel takes of a block."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Device code in TVM's packed bytes: source is replaced by machine code, everything else stays."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """Asynchronous copies for a GPU copy the numbers that the schedule names, also where a vector of them has a stride."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Bundles of small models, compiled for real, beside ONNX Runtime: right ones pass, and wrong ones name the node."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

@@ -1,7 +1,5 @@
 """A model by its plan: the numbers of TVM's virtual machine, in memory that is planned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

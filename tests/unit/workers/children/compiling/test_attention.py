@@ -1,7 +1,5 @@
 """Attention in prepared models: what is found, what is not, and the model with one function in its place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What ingest tells the server of a model's operators."""
 
-from __future__ import annotations
-
 import gc
 import os
 import zipfile

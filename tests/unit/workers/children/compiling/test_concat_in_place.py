@@ -1,7 +1,5 @@
 """Concatenations without a copy: the same numbers come out, whatever else is made of parts and results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

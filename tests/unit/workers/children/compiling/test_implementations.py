@@ -1,7 +1,5 @@
 """From a model to a bundle in which one variant has another implementation: built, checked, timed and run for real."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

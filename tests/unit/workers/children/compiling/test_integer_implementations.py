@@ -1,7 +1,5 @@
 """From a quantized model to a bundle of integer kernels: built, checked against float32, and run for real."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

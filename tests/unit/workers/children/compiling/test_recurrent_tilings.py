@@ -1,7 +1,5 @@
 """From a recurrent model to a bundle: its recurrences are operators, and their tilings the candidates."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

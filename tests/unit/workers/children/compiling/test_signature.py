@@ -1,7 +1,5 @@
 """The names of outputs, from the model's own file."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """Variants of a bundle: their common kernels are compiled once, and the memory between them is planned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import permutations

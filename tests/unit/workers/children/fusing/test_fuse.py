@@ -1,7 +1,5 @@
 """Variants of a network as one module: it computes what they compute, each slot for itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Differences of two ONNX files in the words of the files, weights apart."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

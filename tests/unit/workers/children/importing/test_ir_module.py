@@ -1,7 +1,5 @@
 """IRModules as JSON: what TVM writes is read again, and what could call out of the module is refused."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

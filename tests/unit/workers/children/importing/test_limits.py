@@ -1,7 +1,5 @@
 """The bytes that an inference holds, and small files that describe huge models: refused by a count."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

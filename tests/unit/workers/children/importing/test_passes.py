@@ -1,7 +1,5 @@
 """Operators of a module: their names to the log, and weights lifted out of the code."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

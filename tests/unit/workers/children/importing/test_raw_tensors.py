@@ -1,7 +1,5 @@
 """Tensors whose header says more than their payload has: no byte of the reader's memory becomes a weight."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

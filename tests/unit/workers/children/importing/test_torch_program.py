@@ -3,8 +3,6 @@
 The archives are built here in the form that `torch.export.save` writes, so that no test needs PyTorch.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import json

@@ -1,7 +1,5 @@
 """Small networks in Relax, and what they compute."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The kernel of weights of four bits: right for any shape, whole registers, and one candidate of an operator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Planned layouts: whatever the operators and extents, the same numbers come out, and few transforms are left."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Products of quantized values: recognised in each form, and computed in whole numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The range of a value in blocks, and its rounded numbers: found without a plain value, and without padded lanes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

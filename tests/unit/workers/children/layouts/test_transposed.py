@@ -1,7 +1,5 @@
 """Transposed convolutions in blocks: whatever steps, padding and channels, the same numbers come out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tolerances of half precision, on kernels in NumPy that round as processors do: right ones, and wrong ones."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from typing import Any

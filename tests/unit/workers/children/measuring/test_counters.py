@@ -1,7 +1,5 @@
 """What is read of the kernel's counters: in a made-up tree, and beside a real process on the same core."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Finalists timed in turn: who gets how many repeats, and what their records say of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field, replace
 

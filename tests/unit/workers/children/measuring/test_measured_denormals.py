@@ -1,7 +1,5 @@
 """Candidates and whole models are timed as bundles run: without numbers below the smallest normal one."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

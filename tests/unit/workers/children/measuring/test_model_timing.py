@@ -1,7 +1,5 @@
 """Whole models on a processor: what a client would wait for is waited for."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

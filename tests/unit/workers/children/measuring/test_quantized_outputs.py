@@ -1,7 +1,5 @@
 """The rule for ties of quantized outputs, on kernels in NumPy: right ones in another order, and wrong ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

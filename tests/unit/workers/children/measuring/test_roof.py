@@ -1,7 +1,5 @@
 """The roof of this machine's cores, measured for real: is it plausible, and does the compiler leave its work in?"""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The measurer's child on a GPU: CUDA and NVML are simulated, and where TVM needs a device the CPU stands in for it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import partial

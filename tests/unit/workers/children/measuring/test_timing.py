@@ -1,7 +1,5 @@
 """What TVM's evaluator is asked for, and what of its answer counts."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

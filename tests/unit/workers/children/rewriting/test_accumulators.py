@@ -1,7 +1,5 @@
 """What reductions accumulate in: float32 for half precision, several sums for very long ones, infinities."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Channels last for a GPU: which convolutions, and what stays as it is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Indices outside of their tensors: look-ups give NaN or the nearest element, scatters drop the element."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lookups instead of products with one-hot matrices: the same numbers, and only where it is one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

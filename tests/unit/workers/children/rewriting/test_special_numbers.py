@@ -1,7 +1,5 @@
 """Zeros, infinities and NaN in arithmetic, and casts there and back: as ONNX Runtime computes them."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 from typing import Any

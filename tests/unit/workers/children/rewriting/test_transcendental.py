@@ -1,7 +1,5 @@
 """Transcendental functions by polynomials: how far they are from NumPy's, and that their code calls no library."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """How the implementations of one operator share its trials."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

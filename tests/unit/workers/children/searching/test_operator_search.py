@@ -1,7 +1,5 @@
 """The searcher's child: what is proposed first, and that nothing is proposed twice."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

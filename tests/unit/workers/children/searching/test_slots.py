@@ -1,7 +1,5 @@
 """Operators of fused models: the search knows their slots from the axes of one model, and begins as for one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 from typing import Any

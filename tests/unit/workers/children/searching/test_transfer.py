@@ -1,7 +1,5 @@
 """Schedule transfer: what fits is adapted and still computes the same; what does not fit gives nothing."""
 
-from __future__ import annotations
-
 import json
 from math import prod
 from typing import Any

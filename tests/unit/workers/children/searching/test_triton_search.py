@@ -1,7 +1,5 @@
 """The search for a Triton kernel's decisions. Triton itself is not needed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

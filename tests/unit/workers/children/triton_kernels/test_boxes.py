@@ -1,7 +1,5 @@
 """Which factors a GPU's copy engine loads, and by which boxes. Triton itself is not needed."""
 
-from __future__ import annotations
-
 import importlib.util
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which operators Triton's kernels compute. Triton itself is not needed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

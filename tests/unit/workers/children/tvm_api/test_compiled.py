@@ -1,7 +1,5 @@
 """Parallel loops in the mode of the thread that launches them, on all threads of its pool."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

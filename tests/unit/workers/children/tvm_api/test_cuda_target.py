@@ -1,7 +1,5 @@
 """CUDA targets: explicit in all that a build needs, and refused where nothing could be built or run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

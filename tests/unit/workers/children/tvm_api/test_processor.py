@@ -1,7 +1,5 @@
 """Where kernels run and how their results come back. The CPU stands in for a GPU: to TVM a stream is a number there."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

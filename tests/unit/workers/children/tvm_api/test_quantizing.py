@@ -1,7 +1,5 @@
 """Which arguments quantize an output, and half precision in workloads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

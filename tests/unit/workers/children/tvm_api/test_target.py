@@ -1,7 +1,5 @@
 """Targets: what this host can run, and what a user's text means."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

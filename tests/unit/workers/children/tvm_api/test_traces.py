@@ -2,8 +2,6 @@
 is known of a workload's arguments.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`fractune admin ...`: occasional tasks of the operator of a fleet."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

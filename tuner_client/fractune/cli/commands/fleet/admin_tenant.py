@@ -1,7 +1,5 @@
 """`fractune admin tenant`: the tenants of a server, managed on its own machine, also while it runs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`fractune admin token`: tokens for callers of a server, managed on its own machine, also while it runs."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Sequence

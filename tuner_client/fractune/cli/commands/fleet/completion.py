@@ -1,7 +1,5 @@
 """`fractune completion`: scripts by which a shell completes commands and options."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`fractune dashboard`: the pages of a server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """`fractune health`: whether a server works, for people and for supervisors that restart servers."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

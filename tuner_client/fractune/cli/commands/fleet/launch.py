@@ -2,8 +2,6 @@
 machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

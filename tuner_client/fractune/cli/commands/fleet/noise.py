@@ -1,7 +1,5 @@
 """`fractune noise`: how reliable a measurement is on this machine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`fractune slurm ...`: a fleet as one job of Slurm."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`fractune up`: the whole stack on this machine, for other clients."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

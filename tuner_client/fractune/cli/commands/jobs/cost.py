@@ -1,7 +1,5 @@
 """`fractune cost`: the use of the fleet by jobs."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fractune diff`: what got faster from one job or bundle to another."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`fractune jobs`, `show`, `watch`, `cancel` and `workers`: the jobs and workers of a server."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """`fractune log show|code|export|import|prune|dead` and `fractune match`: the tuning log."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`fractune retune`: what was tuned once, tuned again."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`fractune doctor`: the uses that this machine is ready for, and the missing parts of the others."""
 
-from __future__ import annotations
-
 import json
 from enum import StrEnum
 from pathlib import Path

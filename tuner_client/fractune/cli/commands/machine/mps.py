@@ -1,7 +1,5 @@
 """`fractune mps ...`: an MPS daemon for models at shares `mps:N`, with the settings that a worker's daemon has."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

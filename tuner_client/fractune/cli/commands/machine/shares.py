@@ -1,7 +1,5 @@
 """`fractune shares`: the shares that this machine offers, and their proofs."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict

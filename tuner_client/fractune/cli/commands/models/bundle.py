@@ -1,7 +1,5 @@
 """`fractune bundle`: a bundle from the log or of a finished job, or a check of a bundle file."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Mapping

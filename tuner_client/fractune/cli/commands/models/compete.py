@@ -1,7 +1,5 @@
 """`fractune compete`: a bundle beside other runtimes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

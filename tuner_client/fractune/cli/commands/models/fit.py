@@ -1,7 +1,5 @@
 """`fractune fit`: the least CPU limit for a request rate and a p99."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`fractune fuse`: variants of one model become one model with a slot for each."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fractune inspect`: the inputs of a model, and sizes for what it leaves open."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """`fractune join`: bundles of one model for several shapes become one."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

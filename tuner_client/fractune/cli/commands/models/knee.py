@@ -1,7 +1,5 @@
 """`fractune knee`: the share beyond which a model hardly gains."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

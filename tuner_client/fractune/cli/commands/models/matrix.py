@@ -1,7 +1,5 @@
 """`fractune matrix`: the model tuned at each share, run at each share."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from pathlib import Path

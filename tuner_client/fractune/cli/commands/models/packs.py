@@ -1,7 +1,5 @@
 """`fractune pack`: candidates of a model, built here; `fractune measure`: timed at shares of another machine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`fractune pair`: the cost of co-location for two models."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

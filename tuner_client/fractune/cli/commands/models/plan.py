@@ -1,7 +1,5 @@
 """`fractune plan`: the placement of models on parts of devices."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`fractune tune`: a model in, a bundle out."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

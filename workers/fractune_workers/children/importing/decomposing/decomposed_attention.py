@@ -3,8 +3,6 @@
 Shapes in the words of its operators: B batch, S queries, T keys, N heads, D numbers of a head.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

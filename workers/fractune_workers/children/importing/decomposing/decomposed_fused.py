@@ -1,7 +1,5 @@
 """Operators that ONNX Runtime's optimizer makes of several: taken apart again."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from onnx import TensorProto

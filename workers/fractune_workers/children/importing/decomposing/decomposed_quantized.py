@@ -2,8 +2,6 @@
 are computed from dequantized numbers, which are quantized again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import onnx

@@ -4,8 +4,6 @@ Decompositions are made of ONNX's own operators, before anything is folded. So e
 is computed, as in any other model.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ of versions is not asked: it gives the interpolations of Upsample no rule for co
 Hardmax's axes as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ block, and an `If` stands in none. With the straight parts apart, each function 
 later pass expects.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Each tensor must lie in the file itself, with exactly the numbers that its shape
 the numbers that are there, and not all of them count. Names must be printable text: protobuf takes any bytes for one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType

@@ -10,8 +10,6 @@ ONNX's own data propagation (`infer_shapes(data_prop=True)`) does not help here:
 shape, and a chain of `Concat` doubles them with each node.
 """
 
-from __future__ import annotations
-
 import math
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ TVM's importer knows operators by their names alone. Here an operator of another
 converter is looked up in `CONVERTERS` first, and a refusal names the node.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Each iteration is a copy of the body with names of its own. It is folded before 
 that follows from constants is known in time. Every iteration counts towards the limit of nodes before it is made.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol

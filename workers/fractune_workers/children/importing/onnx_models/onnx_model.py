@@ -16,8 +16,6 @@ goes on without it. Slimming and the importer compute constants, so a model with
 before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

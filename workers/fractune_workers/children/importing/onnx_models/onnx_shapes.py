@@ -1,7 +1,5 @@
 """Fixes every dimension of an ONNX model's inputs to the user's shapes, and makes some of them constants."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 

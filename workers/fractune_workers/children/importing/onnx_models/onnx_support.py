@@ -1,7 +1,5 @@
 """What the importer does with an operator of ONNX, by its name alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

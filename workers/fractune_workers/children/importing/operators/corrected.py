@@ -2,8 +2,6 @@
 to TVM's converter; others are converted here, or refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any

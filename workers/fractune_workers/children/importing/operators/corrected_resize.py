@@ -2,8 +2,6 @@
 and knows no antialias. Where it would differ from ONNX, pixels are taken by tables that are computed here in fractions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

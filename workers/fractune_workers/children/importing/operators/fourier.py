@@ -1,7 +1,5 @@
 """DFT and STFT as products with constant matrices of cosines and sines. Exported models have short, fixed lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

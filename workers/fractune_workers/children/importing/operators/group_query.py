@@ -5,8 +5,6 @@ Rows of the cache from `seqlens_k` + 1 on are not in use. New keys and values ar
 queries see the rows up to their own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

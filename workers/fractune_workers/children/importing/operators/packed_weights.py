@@ -2,8 +2,6 @@
 through DequantizeLinear. The kernel of the product unpacks them as it reads them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

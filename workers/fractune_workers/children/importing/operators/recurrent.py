@@ -4,8 +4,6 @@ The inputs' products with their weights, for all steps at once, are a matrix pro
 itself is one kernel (`recurrent/recurrence.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 ONNX's own operator and that of ONNX Runtime have the same numbers, in another order of inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -2,8 +2,6 @@
 and some make numbers from memory that holds none.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

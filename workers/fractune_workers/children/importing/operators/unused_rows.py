@@ -3,8 +3,6 @@
 The entry for caches takes the number from its caller (`children/compiling/cache_in_place.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

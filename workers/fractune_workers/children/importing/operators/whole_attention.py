@@ -4,8 +4,6 @@ Other forms are decomposed into the nodes by which ONNX defines the operator. Wi
 tuned.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ TVM's own rules for `auto_pad` round the size of a MaxPool down for SAME_LOWER, 
 whole where `ceil_mode` cuts the last ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ A chain is rolled up as a whole: all its inputs are there before its first step,
 are read by other nodes. Where a step is read in another place, the chain ends before it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

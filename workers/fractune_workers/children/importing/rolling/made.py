@@ -1,7 +1,5 @@
 """Nodes, weights and types that are made in the place of others in an ONNX graph."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

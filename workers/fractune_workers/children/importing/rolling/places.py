@@ -3,8 +3,6 @@
 They are views and ranges of other tensors, and of constant matrices.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

@@ -5,8 +5,6 @@ node's output. A chain forwards and one backwards over the same inputs become on
 the steps that nothing reads any more are dropped.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Keras writes a `TimeDistributed` layer so: each step is an index, a product with
 activation. The steps become one computation of all indexes, with one product in the place of many.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence

@@ -4,8 +4,6 @@ The states of a recurrence stay parts of their own: what a product with a consta
 reads beside another node. So the sum of a step's result does not reach into the step before it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ the values, and keeps the scores in memory of its own. Keys that no query of the
 computed from the sizes and the vector unit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce

@@ -7,8 +7,6 @@ Channels of groups may lie in parts with blocks of their own, so that no block h
 136 channels in 4 parts are 4 times 34, and lie in 4 times 3 blocks of 16.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

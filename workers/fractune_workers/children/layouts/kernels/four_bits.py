@@ -6,8 +6,6 @@ eight of four bits. So vectors of eight numbers follow from one load by shifts. 
 product and the vector unit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ weights in its own layout.
 The fastest one depends on channels, extents and the share. Measurements decide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -6,8 +6,6 @@ products read them.
 The sums are exact in int32. A product so deep that its sums could overflow stays in float32 (`Bounds.sums_fit`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The weights of implementations beside the direct one, from those of the direct one. TVM's compiler is not needed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

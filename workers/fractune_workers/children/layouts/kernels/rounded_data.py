@@ -6,8 +6,6 @@ Each block of a row of the data becomes whole numbers from -127 to 127 and a ste
 column. The lowest bits of its bytes are the first four, so that a shift and a mask make four bytes of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from math import ceil, gcd

@@ -8,8 +8,6 @@ weights. Method: Lavin and Gray, Fast Algorithms for Convolutional Neural Networ
 0, 1, -1, 2, -2. The multiplications are (m + 2)^2 matrix products.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Normalisations and GELU that an exporter wrote as several operators: one operator again, which has a kernel."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -3,8 +3,6 @@
 Element-wise operators, slices and concatenations between two convolutions stay on the image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

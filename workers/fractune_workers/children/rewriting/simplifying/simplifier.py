@@ -1,7 +1,5 @@
 """The pass that simplifies a model: it asks a rule for each operator, and knows what each value was computed from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

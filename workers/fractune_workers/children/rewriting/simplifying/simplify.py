@@ -7,8 +7,6 @@
 - Normalisations and GELU are one operator (`composites.py`), and reshapes meet and cancel (below).
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

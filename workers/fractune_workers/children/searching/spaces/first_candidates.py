@@ -6,8 +6,6 @@ A reduction that does not change the innermost axis gets a schedule with vectors
 a reduction's loops innermost, and walk that axis number by number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain

@@ -6,8 +6,6 @@ the epilogue. A chunk of the output is a panel of weights, which stays in the fi
 become whole numbers before, all at once or for the chunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from itertools import product

@@ -6,8 +6,6 @@ accumulators, few loads serve many multiplications, and no multiplication waits 
 they spill.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod

@@ -5,8 +5,6 @@ reductions apart. Here all passes over a row are done before the next row begins
 reduction adds vectors, then halves of one vector.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain
 from math import prod

@@ -5,8 +5,6 @@ of tiles is finished at once: products, their sums, and the operators fused afte
 second cache. The image's sums are made before for the whole image, or for the chunk's rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from math import prod

@@ -3,8 +3,6 @@
 The estimate is that of products (`triton_kernels/decisions.py`), with exponentials beside multiplications.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

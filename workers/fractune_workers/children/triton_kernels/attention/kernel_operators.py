@@ -1,7 +1,5 @@
 """The kernel that may compute an operator: of products or of attention, each with decisions of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 

@@ -4,8 +4,6 @@ Scores are sums of products with element-wise operators behind them, such as a s
 such operators too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

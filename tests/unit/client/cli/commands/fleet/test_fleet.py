@@ -1,7 +1,5 @@
 """`fractune server`, `worker` and `up`, access lists of Redis, and the administrator's commands."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import stat

@@ -1,7 +1,5 @@
 """`fractune jobs`, `watch`, `cancel`, `workers`, and `bundle` of a job, against a scripted server."""
 
-from __future__ import annotations
-
 import json
 import signal
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`fractune log` and `fractune match` against a scripted server."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

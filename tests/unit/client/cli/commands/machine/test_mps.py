@@ -1,7 +1,5 @@
 """`fractune mps`: a daemon that stays until it is stopped. The program is simulated; its daemon is a process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fractune shares`: what it prints of a machine, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

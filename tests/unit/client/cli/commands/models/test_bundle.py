@@ -1,7 +1,5 @@
 """`fractune bundle`: signed, nothing written by a key that is none, and every byte of a file checked."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

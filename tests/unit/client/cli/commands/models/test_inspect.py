@@ -1,7 +1,5 @@
 """Open sizes on the command line: shown by `inspect`, asked for by `tune` on a terminal, refused elsewhere."""
 
-from __future__ import annotations
-
 import io
 import json
 import shlex

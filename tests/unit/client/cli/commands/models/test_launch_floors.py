@@ -3,8 +3,6 @@
 The scripted job's model has two operators that run four times in one inference. Its shares stand for those of a GPU.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fractune plan`: what it prints, what it asks a server, and one line with an exit code for what cannot be."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

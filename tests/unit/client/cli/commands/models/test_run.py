@@ -1,7 +1,5 @@
 """`fractune run`, and the inputs and comparisons that it is made of."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

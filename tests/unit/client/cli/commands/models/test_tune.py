@@ -1,7 +1,5 @@
 """`fractune tune` against a scripted server: what it prints, what it asks for, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

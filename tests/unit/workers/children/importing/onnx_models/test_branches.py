@@ -1,7 +1,5 @@
 """An `If`: each branch is a function that runs only when it is taken, planned and fused like a model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Operators that are decomposed give what ONNX Runtime computes without optimizing, in exact integer products."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

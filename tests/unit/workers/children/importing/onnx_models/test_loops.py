@@ -1,7 +1,5 @@
 """`Loop` and `Scan`: unrolled where the number of iterations is known, and refused with what to do where it is not."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

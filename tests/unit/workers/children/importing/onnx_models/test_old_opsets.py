@@ -1,7 +1,5 @@
 """Operators of old opsets mean what they meant: as ONNX Runtime computes them there, or by ONNX's text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Inputs of an ONNX model that become constants: what follows from them is folded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

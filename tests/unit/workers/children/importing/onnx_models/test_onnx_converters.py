@@ -1,7 +1,5 @@
 """Operators that are converted here: found by domain and name, refused by the node's name."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import helper

@@ -1,7 +1,5 @@
 """What ONNX files are refused with which words, and which open shapes are settled how."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Nodes without a kernel are refused in words of their model: the node, the reason and a remedy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

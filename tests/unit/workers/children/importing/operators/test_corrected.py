@@ -1,7 +1,5 @@
 """Operators that TVM's importer converts with another meaning: ONNX's own numbers, or a refusal by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

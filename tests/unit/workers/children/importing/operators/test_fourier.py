@@ -1,7 +1,5 @@
 """DFT and STFT give NumPy's numbers; what does not fit a matrix is refused by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Constant indices are checked at import, and constant lengths of ReverseSequence work."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

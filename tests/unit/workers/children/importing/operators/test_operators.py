@@ -1,7 +1,5 @@
 """Nodes with strange attributes, types and shapes; reductions; and regions of attention."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

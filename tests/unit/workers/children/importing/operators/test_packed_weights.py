@@ -1,7 +1,5 @@
 """Weights of four bits: the numbers of ONNX Runtime or of ONNX's reference, and weights that stay packed in memory."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Quantized operators have ONNX's meaning: compared with its reference implementation, bit by bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

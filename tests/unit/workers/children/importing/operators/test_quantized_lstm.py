@@ -1,7 +1,5 @@
 """DynamicQuantizeLSTM: the numbers of ONNX Runtime, with weights that stay in 8 bits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """LSTM, GRU and RNN: the numbers of ONNX Runtime, whatever the attributes, and a refusal that names the node."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sizes and places that are constants: ONNX's numbers where they fit, and one clear line where they do not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

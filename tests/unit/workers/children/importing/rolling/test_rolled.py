@@ -1,7 +1,5 @@
 """Unrolled recurrences become LSTM, GRU and RNN, with the numbers of ONNX Runtime. All other nodes stay."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 import tracemalloc

@@ -1,7 +1,5 @@
 """Other implementations of a convolution: the same numbers within a bound, the same calls, and an epilogue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

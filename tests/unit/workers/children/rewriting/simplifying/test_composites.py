@@ -1,7 +1,5 @@
 """Normalisations and GELU that were written out become one operator, and only these."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Convolutions over lines as convolutions over images: the same numbers, no changes of shape between them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Simplification: the same numbers, said shortly; quantized values as float32, and reshapes that meet and cancel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """First candidates: valid schedules that compute the same, the register tile in place, the same for every seed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Products of whole numbers: exact on every processor, by the instruction that it has, and never a saturating one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

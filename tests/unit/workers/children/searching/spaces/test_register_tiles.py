@@ -1,7 +1,5 @@
 """Register tiles: they divide the loops, fit into the registers, and the likeliest come first."""
 
-from __future__ import annotations
-
 from math import prod
 
 from hypothesis import given

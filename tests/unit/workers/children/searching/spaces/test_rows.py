@@ -1,7 +1,5 @@
 """Reductions of rows: schedules with vectors that compute the same, and the operators that they are for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The design spaces: vectorized loops on a CPU; asynchronous copies and shared memory on a GPU."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Winograd's design space: what is fused is fused, any schedule computes the same, and the first ones are sensible."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

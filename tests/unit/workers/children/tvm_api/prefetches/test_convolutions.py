@@ -1,7 +1,5 @@
 """Prefetches of convolutions: while a tile of weights is used, the next one is requested; results stay the same."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

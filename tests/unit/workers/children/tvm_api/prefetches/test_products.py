@@ -1,7 +1,5 @@
 """Prefetches of products: every line of the next tile once, the same results, and none where they would only cost."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 
