@@ -1,6 +1,12 @@
-"""A bundle beside its ONNX file, set of inputs by set of inputs."""
+"""A bundle beside its ONNX file, set of inputs by set of inputs, and the first node that differs.
+
+To find that node, the graph is cut at a value, which becomes its only output. The cut graph is imported, compiled
+without schedules, and compared with the reference. By halves this finds a value that differs though all that its node
+reads agrees.
+"""
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,11 +30,74 @@ from fractune_runtime.tvm_runtime.drawing import accepted_integers, telling_rang
 from fractune_runtime.tvm_runtime.runtime import load_runtime, with_denormals
 from fractune_runtime.tvm_runtime.tensors import TensorSpec, specs_of
 from fractune_runtime.tvm_runtime.variants import load_code
-from fractune_workers.children.checking.bisecting import first_different
 from fractune_workers.children.checking.graph import precision_of
 from fractune_workers.children.checking.input_sets import InputSet, InputSpec, given_set, input_sets
 from fractune_workers.children.checking.references import Array, RefusedError, reference, without_repeats
-from fractune_workers.children.importing.onnx_graph import described, inputs_of
+from fractune_workers.children.importing.onnx_graph import described, inputs_of, makers_of, names_read, needed_for
+
+_log = logging.getLogger(__name__)
+
+Differs = Callable[[onnx.ModelProto], bool]
+"""Whether the cut model's output differs from the reference's. It may raise any error where that is not known."""
+
+
+def first_different(model: onnx.ModelProto, outputs: Sequence[str], differs: Differs, deadline: Deadline) -> Any | None:
+    """The node; None if all outputs agree when the model is imported again. After the deadline it is the last node that
+    was seen to differ. Raises FractuneError if that cannot be found out.
+    """
+    nodes = list(model.graph.node)
+    makers = makers_of(nodes)
+    known: dict[str, bool | None] = {}
+
+    def test(name: str) -> bool | None:
+        if name not in known:
+            known[name] = _tested(model, nodes, name, differs)
+        return known[name]
+
+    found = next((name for name in outputs if test(name)), None)
+    if found is None:
+        if None in known.values():
+            raise FractuneError("an output cannot be compared apart")
+        return None
+    agreeing: set[int] = set()
+    while deadline.left_s > 0:
+        place = makers[found]
+        before = [at for at in needed_for([found], nodes) if at != place and at not in agreeing]
+        if not before:
+            break
+        middle = before[len(before) // 2]
+        names = [name for name in nodes[middle].output if name]
+        wrong = next((name for name in names if test(name)), None)
+        if wrong is not None:
+            found = wrong
+        else:
+            # What cannot be compared is passed over: a value behind it will tell.
+            compared = any(known[name] is False for name in names)
+            agreeing.update(needed_for(names[:1], nodes) if compared and names else [middle])
+    return nodes[makers[found]]
+
+
+def _tested(model: onnx.ModelProto, nodes: Sequence[Any], name: str, differs: Differs) -> bool | None:
+    try:
+        return differs(cut_at(model, nodes, name))
+    except (FractuneError, ValueError, RuntimeError, TypeError, KeyError, IndexError) as error:
+        _log.info("'%s' cannot be compared: %s", name, first_line(error))
+        return None
+
+
+def cut_at(model: onnx.ModelProto, nodes: Sequence[Any], name: str) -> onnx.ModelProto:
+    """The model with this value as its only output, and the nodes that it needs."""
+    kept = [nodes[place] for place in needed_for([name], nodes)]
+    read = {each for node in kept for each in names_read(node)} | {name}
+    cut = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    cut.graph.name = model.graph.name or "cut"
+    cut.graph.node.extend(kept)
+    cut.graph.input.extend(model.graph.input)
+    cut.graph.initializer.extend(each for each in model.graph.initializer if each.name in read)
+    cut.graph.sparse_initializer.extend(model.graph.sparse_initializer)
+    cut.graph.output.append(onnx.ValueInfoProto(name=name))
+    return cut
+
 
 Candidate = Callable[[Feed], list[Array]]
 """Runs on inputs by their names in the file"""
