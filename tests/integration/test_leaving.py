@@ -183,7 +183,7 @@ def test_a_closed_terminal_leaves_the_job(place: Place, *, asked: bool) -> None:
     ],
 )
 def test_without_a_terminal_ctrl_c_and_sigterm_cancel_and_sighup_leaves(
-    place: Place, number: signal.Signals, code: int, state: pb.JobState.ValueType
+    place: Place, number: signal.Signals, code: int, state: pb.JobState
 ) -> None:
     tuning = start_fractune(*place.job(), "--json", *place.at)
     await_event(tuning, event="progress", state="tuning")

@@ -46,7 +46,7 @@ def record(record_id: str = "aa", **changes: Any) -> TuningRecord:
 def job_script() -> list[pb.Job]:
     """A job with two shares from start to end."""
 
-    def at(revision: int, state: pb.JobState.ValueType, done: int, **more: Any) -> pb.Job:
+    def at(revision: int, state: pb.JobState, done: int, **more: Any) -> pb.Job:
         operators = [
             pb.Operator(
                 display_name="fused_conv2d",

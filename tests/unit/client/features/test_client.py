@@ -153,7 +153,7 @@ def test_a_bundle_goes_where_it_is_wanted(client: fractune.Client, server: Scrip
     ],
 )
 def test_what_ended_a_job_is_raised_by_waiting(
-    client: fractune.Client, server: ScriptedServer, state: pb.JobState.ValueType, error: str, kind: type[Exception]
+    client: fractune.Client, server: ScriptedServer, state: pb.JobState, error: str, kind: type[Exception]
 ) -> None:
     ended = pb.Job(name="jobs/j1", spec=SPEC, state=state, error=error, message="no operator")
     server.script = [server.script[0], ended]
