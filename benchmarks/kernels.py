@@ -169,7 +169,7 @@ def _rows(model: Model) -> list[dict[str, Any]]:
 
 def _shapes(model: Model) -> dict[str, list[tuple[int, ...]]]:
     """Of each operator's arguments, by its workload hash."""
-    from fractune_core.workloads import DIRECT
+    from fractune_core.operators import DIRECT
     from fractune_workers.children.tvm_api.traces import args_of, read_workloads
 
     found = {}

@@ -35,8 +35,8 @@ from benchmarks.support.zoo import zoo
 from fractune_core.analysis.noise import kendall_tau_b
 from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.files.bundles import Bundle
+from fractune_core.operators import implementation_of
 from fractune_core.records import UNTUNED, Status, TimingPolicy
-from fractune_core.workloads import implementation_of
 from fractune_runtime.tvm_runtime.runtime import with_denormals
 from tests.support.real_bundle import compile_model
 

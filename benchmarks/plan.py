@@ -35,8 +35,7 @@ from benchmarks.support.published import (
 from fractune.features.plan.table import draw_plan
 from fractune_core.planning.devices import Partitioning, gpu_type
 from fractune_core.planning.planner import make_plan
-from fractune_core.planning.plans import Plan, simulate
-from fractune_core.planning.requests import ModelDemand, PlanRequest
+from fractune_core.planning.plans import ModelDemand, Plan, PlanRequest, simulate
 from fractune_core.planning.speeds import ModelSpeeds, Row
 
 SEEN = (1, 3, 7)

@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 
 from benchmarks.support.models import Operator
 from benchmarks.support.processes import import_path
+from fractune_core.operators import implementation_of
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Share
-from fractune_core.workloads import implementation_of
 from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.child import Child
 from fractune_workers.confinement import confinement_for

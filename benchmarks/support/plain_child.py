@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from benchmarks.support.counterparts import Call, counterparts
-from fractune_core.workloads import DIRECT, joined_workloads, parted_workloads, workload_hash
+from fractune_core.operators import DIRECT, joined_workloads, parted_workloads, workload_hash
 from fractune_workers.children.compiling.child import ingest
 from fractune_workers.children.compiling.implementations import calls_of, function_of
 from fractune_workers.children.importing.model_file import load_model

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fractune_core.planning.devices import BY_NAME, Partitioning, Placed, gpu_type, slices
-from fractune_core.planning.fleet import planned_model
 from fractune_core.planning.one_device import Way
-from fractune_core.planning.plans import Plan
-from fractune_core.planning.requests import ModelDemand, PlanRequest
+from fractune_core.planning.planner import planned_model
+from fractune_core.planning.plans import ModelDemand, Plan, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
 
 FOLDER = Path(__file__).parents[2] / "tests" / "assets" / "published"

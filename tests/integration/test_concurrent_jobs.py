@@ -20,9 +20,9 @@ import redis
 
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet.marks import CANCELLED, DONE
+from fractune_core.operators import WINOGRAD4, is_exact
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Kind, Status
-from fractune_core.workloads import WINOGRAD4, is_exact
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.support.transformer import Encoder
 from fractune_core.files.bundles import Bundle
+from fractune_core.operators import TRITON, implementation_of
 from fractune_core.records import UNTUNED
-from fractune_core.workloads import TRITON, implementation_of
 from fractune_workers.cuda.compilers import find_compiler
 from tests.support.hardware.simulated_gpu_measurer import simulated_gpu_measurers
 from tests.support.processes.cli_process import events, run_fractune

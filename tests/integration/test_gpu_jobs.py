@@ -15,8 +15,8 @@ from fractune_core.analysis.match import How
 from fractune_core.cuda import MPS_PERCENTAGE
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune_core.files.bundles import Bundle
+from fractune_core.operators import TRITON, implementation_of
 from fractune_core.shares import Device
-from fractune_core.workloads import TRITON, implementation_of
 from fractune_runtime.choosing import choose_variant
 from fractune_runtime.gpu import NoDriver, ask_gpu, check_gpu, gpu_share_here, look_at_gpu
 from fractune_workers.children.triton_kernels.compiler import is_installed

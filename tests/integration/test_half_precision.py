@@ -10,10 +10,10 @@ import pytest
 import tvm
 from tvm import te
 
+from fractune_core.operators import DIRECT
 from fractune_core.records import UNTUNED, Status
 from fractune_core.shares import Share
 from fractune_core.targets import target_key
-from fractune_core.workloads import DIRECT
 from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.target import default_target

@@ -23,9 +23,9 @@ from fractune_core.fleet.messages import CandidateItem, TargetOperator
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
 from fractune_core.fleet.signed_messages import open_work
 from fractune_core.names import UNTUNED_VARIANT
+from fractune_core.operators import TRITON, joined_workloads, parted_workloads
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Device, GrantedShare
-from fractune_core.workloads import TRITON, joined_workloads, parted_workloads
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.artifacts import unpack

@@ -13,9 +13,9 @@ import pytest
 import tvm
 from tvm import relax
 
+from fractune_core.operators import DIRECT
 from fractune_core.records import UNTUNED
 from fractune_core.targets import target_key
-from fractune_core.workloads import DIRECT
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.cuda_target import ASYNC_COPIES
 from fractune_workers.children.tvm_api.target import parse_target

@@ -12,9 +12,9 @@ from fractune_core.access.addresses import MOST_MESSAGE_BYTES
 from fractune_core.fleet.marks import CANCELLED
 from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM, UNREADABLE
 from fractune_core.fleet.signed_messages import seal_event
+from fractune_core.operators import workload_hash
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_core.workloads import workload_hash
 from fractune_server.services.log import IMPORT_LIMIT_BYTES
 from tests.support.fuzz import served
 from tests.support.fuzz.sealed import EVENTS

@@ -14,7 +14,7 @@ import pytest
 import tvm
 
 from fractune_core.names import WITH_GRAPHS
-from fractune_core.workloads import DIRECT, TRITON, joined_workloads, parted_workloads, text_of
+from fractune_core.operators import DIRECT, TRITON, joined_workloads, parted_workloads, text_of
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads

@@ -19,8 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fractune_core.cuda import MPS_PERCENTAGE
 from fractune_core.names import WITH_GRAPHS
+from fractune_core.operators import DIRECT, TRITON, implementation_of, joined_workloads, parted_workloads, text_of
 from fractune_core.shares import Device, GrantedShare
-from fractune_core.workloads import DIRECT, TRITON, implementation_of, joined_workloads, parted_workloads, text_of
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.children.tvm_api.target import parse_target

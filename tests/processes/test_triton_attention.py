@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.support.transformer import Encoder
-from fractune_core.workloads import DIRECT, TRITON, implementation_of, parted_workloads, text_of
+from fractune_core.operators import DIRECT, TRITON, implementation_of, parted_workloads, text_of
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.children.tvm_api.target import parse_target
@@ -65,7 +65,7 @@ def half() -> dict[str, Any]:
 import json, sys
 import tvm
 from tests.support.children.triton_attention import *
-from fractune_core.workloads import joined_workloads
+from fractune_core.operators import joined_workloads
 from fractune_workers.children.compiling.attention import workloads_of
 from fractune_workers.children.tvm_api.traces import write_workloads
 stay_off_gpus()

@@ -33,8 +33,7 @@ from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.jobs import JobSpec, JobState
-from fractune_core.records import Status
-from fractune_core.spending import Spending
+from fractune_core.records import Spending, Status
 from fractune_runtime.choosing import VariantChoice
 from tests.support.client_samples import granted, record
 

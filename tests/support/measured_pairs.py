@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from fractune_core.analysis.pairs import MeasuredPair, PairedModel
-from fractune_core.analysis.runtime_times import RuntimeTime
+from fractune_core.analysis.runtime_times import MeasuredPair, PairedModel, RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from fractune_core.cpu_limits import GrantedLimit
+from fractune_core.operators import workload_hash
 from fractune_core.records import VALIDATION_POLICY, Disturbance, Kind, Status, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
-from fractune_core.workloads import workload_hash
 
 DEVICE = Device("cpu", "rocketlake", 16, 64, 512, "a processor")
 DISTURBANCE = Disturbance(0.5, 0.02, 0.01, 0.0, 0.015, preemptions=3, throttles=1, throttled_s=0.004, clock_mhz=2900)

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, text
 
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.jobs import JobSpec
+from fractune_core.operators import workload_hash
 from fractune_core.records import Kind, Status, TuningRecord
-from fractune_core.workloads import workload_hash
 from fractune_server.store.jobs import StoredJob
 from fractune_server.store.records.log import LogKey
 from fractune_server.store.records.rows import RecordFilter

@@ -83,10 +83,10 @@ from fractune_core.analysis.slowdown_ci import Slowdown as Slowdown
 from fractune_core.files.buckets import Padding as Padding
 from fractune_core.files.checked import Checked as Checked
 from fractune_core.jobs import JobState as JobState
+from fractune_core.records import Spending as Spending
 from fractune_core.records import TuningRecord as TuningRecord
 from fractune_core.shares import Device as Device
 from fractune_core.shares import GrantedShare as GrantedShare
-from fractune_core.spending import Spending as Spending
 from fractune_runtime.bucketed_model import BucketedModel as BucketedModel
 from fractune_runtime.choosing import VariantChoice as VariantChoice
 from fractune_runtime.inference_session import InferenceSession as InferenceSession

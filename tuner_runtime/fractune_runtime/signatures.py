@@ -13,7 +13,7 @@ from typing import Any
 
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.replacing import replacing_file
+from fractune_core.files.new_bundle import replacing_file
 from fractune_core.files.sealed import SealedFile
 
 

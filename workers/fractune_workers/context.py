@@ -26,7 +26,7 @@ from fractune_core.fleet.blobs import add_signed_blob, get_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
 from fractune_core.fleet.redis_names import BLOB_TTL_S, EVENT_FIELD, HANDLER, SERVER_STREAM, workload_blob
 from fractune_core.fleet.signed_messages import seal_event, seal_work
-from fractune_core.workloads import check_workload
+from fractune_core.operators import check_workload
 from fractune_workers.child import Child
 from fractune_workers.locks.core_locks import CoreLocks
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fractune_core.workloads import DIRECT
+from fractune_core.operators import DIRECT
 from fractune_workers.children.building import child as building
 from tests.support.samples import WORKLOAD
 

@@ -26,11 +26,11 @@ from fractune_core.files.joined import join_bundles, join_stages
 from fractune_core.files.onnx_file import read_interface, read_outline
 from fractune_core.files.sealed import MANIFEST, write_archive
 from fractune_core.files.staged import Stages, Step, Tensor, part_entry
+from fractune_core.operators import check_workload
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.devices import cpu_type
 from fractune_core.records import TuningRecord
 from fractune_core.targets import arch_of
-from fractune_core.workloads import check_workload
 from fractune_runtime.choosing import choose_variant
 from fractune_runtime.tvm_runtime.drawing import random_inputs
 from fractune_runtime.tvm_runtime.tensors import numpy_dtype, specs_of

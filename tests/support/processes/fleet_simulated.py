@@ -46,9 +46,9 @@ from fractune_core.fleet.messages import (
 )
 from fractune_core.fleet.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
 from fractune_core.fleet.worker_entries import drop_entry, put_entry
+from fractune_core.operators import DIRECT, text_of
 from fractune_core.records import UNTUNED, ArtifactItem, Kind, Status, candidate_id
 from fractune_core.shares import GrantedShare, Share
-from fractune_core.workloads import DIRECT, text_of
 from fractune_workers.context import WorkCounts
 from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkLoop
 from tests.support.client_samples import bundle_bytes, variants

@@ -6,12 +6,12 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from fractune_core import workloads
+from fractune_core import operators
 from fractune_core.cpu_limits import GrantedLimit, LimitSize
 from fractune_core.fleet import messages
+from fractune_core.operators import trace_of
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status, TuningRecord
 from fractune_core.shares import Device, GrantedShare, Share
-from fractune_core.workloads import trace_of
 
 DEVICE = Device("cpu", "simulated", 2, 8, 512, "a simulated processor")
 TARGET = '{"kind":"llvm","mcpu":"simulated","num-cores":2}'
@@ -38,7 +38,7 @@ def workload_text(name: str, **facts: Any) -> str:
 
 
 def workload_hash(name: str, **facts: Any) -> str:
-    return workloads.workload_hash(workload_text(name, **facts))
+    return operators.workload_hash(workload_text(name, **facts))
 
 
 def target_operator(name: str) -> messages.TargetOperator:

@@ -17,7 +17,7 @@ from fractune_core.fleet.messages import PieceDone
 from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM
 from fractune_core.fleet.redis_users import USERS, acl_file
 from fractune_core.fleet.signed_messages import open_event
-from fractune_core.spending import WorkCost
+from fractune_core.records import WorkCost
 from tests.support.secret import SECRET
 
 

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.analysis.slowdown_ci import Slowdown
-from fractune_core.disturbed import is_disturbed, kept_part, timed_quietly
 from fractune_core.fleet.messages import trial_of
 from fractune_core.names import digest_of
 from fractune_core.records import (
@@ -30,7 +29,10 @@ from fractune_core.records import (
     TimingPolicy,
     TuningRecord,
     candidate_id,
+    is_disturbed,
+    kept_part,
     record_id,
+    timed_quietly,
     total,
     with_cache,
 )

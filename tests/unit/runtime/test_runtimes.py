@@ -21,7 +21,7 @@ from fractune_core.analysis.match import DEFAULT_POLICY
 from fractune_core.errors import BadBundle, BadModel, BadRequest, StateUnusable
 from fractune_core.files.bundles import FORMAT, JOINED_FORMAT, RECORDS, Bundle
 from fractune_core.files.compared import MODEL, Compared, Runtime, Timed
-from fractune_core.files.replacing import replacing_file
+from fractune_core.files.new_bundle import replacing_file
 from fractune_runtime import choosing
 from fractune_runtime.choosing import match_share
 from fractune_runtime.cpu import ShareHere

@@ -18,7 +18,7 @@ from fractune.features.compete.compete import bundle_use
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import MODEL, ONNX_RUNTIME, Compared, Runtime, Timed
-from fractune_core.files.replacing import replacing_file
+from fractune_core.files.new_bundle import replacing_file
 from fractune_runtime.sessions import settings_of
 from tests.support.onnx_models import run_by_onnxruntime
 from tests.support.processes.forked import succeeds_in_child

@@ -17,8 +17,8 @@ from fractune.text.toml_table import TableReader, read_toml
 from fractune_core.codec.messages import from_proto
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.records import MEASURING, Spending
 from fractune_core.shares import Share
-from fractune_core.spending import MEASURING, Spending
 
 _HOUR_S = 3600.0
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fractune.local.programs import require
-from fractune_core.disturbed import TRIES, timed_quietly
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, OPENVINO, OURS, Compared
 from fractune_core.files.manifests import MASK
 from fractune_core.host.machine import beside_others, busy_s
 from fractune_core.model_inputs import shapes_in
+from fractune_core.records import TRIES, timed_quietly
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
 

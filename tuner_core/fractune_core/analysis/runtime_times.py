@@ -1,4 +1,6 @@
-"""What a log keeps of a whole model in another runtime, timed beside its bundle."""
+"""What a log keeps of whole models beside its records: of two that were measured on one processor together, and of one
+in another runtime, timed beside its bundle.
+"""
 
 import math
 from collections.abc import Iterator
@@ -11,8 +13,76 @@ from fractune_core.codec.plain_json import In, JsonObject
 from fractune_core.errors import BadRequest
 from fractune_core.names import Collection
 
+OWN_UNITS, SAME_UNITS, INTERLEAVED = "own units", "same units", "in turn"
+"""kinds of arrangements"""
 _LONGEST = 200
 """characters of a text"""
+
+
+@dataclass(frozen=True)
+class PairedModel(JsonObject):
+    """One of the two, or a process that streams through memory."""
+
+    model_name: str
+    """of the bundle, without its suffix; or `bubble:32MiB`"""
+    share: str
+    variant: str = ""
+    """the variant of the bundle that ran; empty for a process that only streams through memory"""
+    slowdown: Estimate | None = None
+    """time beside the other over time alone on the whole; None for such a process, and where no share is the whole"""
+    interference: Estimate | None = None
+    """time beside the other over time alone at the share; None for such a process"""
+
+
+@dataclass(frozen=True)
+class MeasuredPair(JsonObject):
+    """Two co-runners in one arrangement (`fractune pair`)."""
+
+    pair_id: str
+    """made by who measured it, so that it is kept once however often it is sent"""
+    models: tuple[PairedModel, ...]
+    """two"""
+    arrangement: str
+    """`cpu:1 + cpu:1, each on its own, of cpu:2`"""
+    how: str
+    """kind of the arrangement: OWN_UNITS, SAME_UNITS or INTERLEAVED"""
+    host: str
+    rounds: int
+    measured_at: Annotated[float, In("measure_time")]
+    """seconds since 1970"""
+    stp: Estimate | None = None
+    """above 1: together they do more work than one after the other; None if it is not known"""
+    verdict: str = ""
+    """`together`, `apart` or `tie`; empty if it is not known"""
+    others_cores: float = 0.0
+    """cores of both that other programs had meanwhile, on average"""
+
+    def check(self) -> None:
+        """Raises BadRequest for what no measurement gives."""
+        fault = next(self._faults(), "")
+        if fault:
+            raise BadRequest(f"pair {self.pair_id[:_LONGEST]}: {fault}")
+
+    def _faults(self) -> Iterator[str]:
+        texts = [self.pair_id, self.arrangement, self.how, self.host, self.verdict]
+        texts += [text for each in self.models for text in (each.model_name, each.share, each.variant)]
+        if not 8 <= len(self.pair_id) <= 64 or not self.pair_id.isalnum():
+            yield "pair_id must have 8 to 64 letters and digits"
+        if any(len(text) > _LONGEST for text in texts):
+            yield f"one of its texts is longer than {_LONGEST} characters"
+        if len(self.models) != 2 or not all(each.model_name and each.share for each in self.models):
+            yield "it must have two models, each with a name and a share"
+        estimates = [self.stp, *(found for each in self.models for found in (each.slowdown, each.interference))]
+        if not all(each.is_ratio for each in estimates if each is not None):
+            yield "its ratios must be above 0 and finite, and an interval must hold its median"
+        if self.rounds < 1:
+            yield f"rounds is {self.rounds}; it must be 1 or more"
+        if not 0 <= self.others_cores < math.inf:
+            yield "others_cores must be 0 or more, and finite"
+        if not 0 < self.measured_at < END_OF_TIME_S:
+            yield "measure_time is missing, or none"
+
+
 _MOST_INPUTS = 1000
 _MOST_AXES = 64
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from fractune_core.operators import is_exact
 from fractune_core.records import UNTUNED, Kind, Status, TuningRecord, candidate_id
-from fractune_core.workloads import is_exact
 
 Times = Mapping[int, Mapping[str, float]]
 """Seconds by granted units, then by finalist."""

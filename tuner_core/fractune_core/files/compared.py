@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from fractune_core.codec.plain_json import JsonObject
-from fractune_core.disturbed import kept_part, widened
+from fractune_core.records import kept_part, widened
 from fractune_core.served import ServiceGoal
 
 MODEL = "model.onnx"

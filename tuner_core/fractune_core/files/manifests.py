@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from fractune_core.codec.plain_json import is_storable
-from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import bucket_complaint
 from fractune_core.files.checked import checked_complaint
 from fractune_core.files.compared import compared_complaint
 from fractune_core.files.staged import Stages, stages_complaint
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, plain_variant
+from fractune_core.records import is_disturbed
 from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share
 from fractune_core.targets import read_attributes

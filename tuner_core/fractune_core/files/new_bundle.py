@@ -1,19 +1,45 @@
-"""The file for a new bundle: a bundle there that serves more, or another file, is replaced only on demand."""
+"""The file for a new bundle: a bundle there that serves more, or another file, is replaced only on demand. A concurrent
+reader has the old file or the new one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from fractune_core.errors import BadBundle, BadRequest
+from fractune_core.errors import BadBundle, BadRequest, StateUnusable
 from fractune_core.files.buckets import input_shapes, shape_text
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, all_compared
-from fractune_core.files.replacing import replacing_file
 from fractune_core.files.staged import Stages
+
+
+@contextlib.contextmanager
+def replacing_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that becomes `path` if the block ends well, with the permissions of the file there, and vanishes
+    otherwise. Missing folders are made. Raises StateUnusable if it cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{threading.get_native_id()}")  # of no other process or thread
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        draft.unlink(missing_ok=True)  # of a thread that was killed
+        with draft.open("xb") as file:  # in a folder of others it may be a link
+            yield file
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+        draft.replace(path)
+    except OSError as error:
+        raise StateUnusable(f"{path}: cannot be written ({error.strerror}); check the folder") from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+
 
 _REMEDIES = "name another file with --out, or pass --force to replace it"
 

@@ -19,10 +19,9 @@ from fractune_core.codec.plain_json import JsonObject, checked, read_json
 from fractune_core.errors import FractuneError
 from fractune_core.files.sealed import SealedFile, write_sealed
 from fractune_core.names import digest_of
-from fractune_core.operators import check_operator
+from fractune_core.operators import check_operator, check_workload
 from fractune_core.records import UNTUNED, ArtifactItem, Status, candidate_id
 from fractune_core.targets import read_attributes, target_key
-from fractune_core.workloads import check_workload
 
 FORMAT = "pack 1"
 SUFFIX = ".pack"

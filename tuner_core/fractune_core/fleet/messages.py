@@ -11,9 +11,8 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from fractune_core.fleet.redis_names import PROTOCOL
 from fractune_core.names import check_tenant
-from fractune_core.records import ArtifactItem, Kind, Status, TimingPolicy, TuningRecord, record_id
+from fractune_core.records import ArtifactItem, Kind, Status, TimingPolicy, TuningRecord, WorkCost, record_id
 from fractune_core.shares import Device, GrantedShare
-from fractune_core.spending import WorkCost
 from fractune_core.targets import is_cuda
 
 CPU_BATCH = 8
@@ -112,7 +111,7 @@ class IngestWork(ModelWork):
 class PastTrial:
     candidate: str
     trace: str
-    """As in a record: that of another implementation follows its name (`fractune_core.workloads`). All traces of
+    """As in a record: that of another implementation follows its name (`fractune_core.operators`). All traces of
     work have this form."""
     secs: dict[str, float]
     """median in seconds by share, at all shares of the round; 0 = failed"""

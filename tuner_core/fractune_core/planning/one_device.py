@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 from fractune_core.errors import FractuneError, PlanInfeasible
 from fractune_core.planning import devices
 from fractune_core.planning.devices import DevicePart
-from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart
-from fractune_core.planning.requests import ModelDemand, PlanRequest
+from fractune_core.planning.plans import ModelDemand, Plan, PlannedModel, PlannedPart, PlanRequest
 from fractune_core.planning.speeds import ModelSpeeds, Row
 
 

@@ -1,11 +1,19 @@
-"""Speed of a model on a part of a device: measured or stated, or predicted by the knee's curve and its error."""
+"""Speed of a model on a part of a device: measured or stated, or predicted by the knee's curve and its error. Under CPU
+limits it is simulated from the speeds at whole cores.
+"""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from fractune_core.analysis.cpu_limits.fitting import MARGIN
+from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, service_of_time
+from fractune_core.analysis.cpu_limits.prediction import by_latency, predict, predictable
 from fractune_core.analysis.knee import Curve, CurveKind, fit_curve
+from fractune_core.cpu_limits import MILLICORES
+from fractune_core.errors import BadRequest
+from fractune_core.planning.devices import DeviceType
 
 
 class Basis(StrEnum):
@@ -21,6 +29,8 @@ class Basis(StrEnum):
     """predicted, padded by the prediction error"""
 
 
+_BATCHES = 2_000
+"""of a simulation under a CPU limit"""
 CALL_OVERHEAD_S = 65e-6
 """Overhead of one call of a model, beyond its operators, where no share has it measured: that of a call of a perceptron
 with operators of 0.3 us from Python"""
@@ -119,3 +129,43 @@ def safe_secs(curve: Curve, units: int) -> tuple[float, float]:
     beyond = units > max(curve.measured)
     secs = slowest if beyond or curve.error is None else min(predicted * (1 + curve.error), slowest)
     return secs, max(secs / predicted - 1, 0.0) if math.isfinite(secs) else 0.0
+
+
+def limited_rows(rows: Sequence[Row], device: DeviceType) -> tuple[Row, ...]:
+    """A row at each CPU limit of `device` for which a prediction holds, simulated from `rows` at whole cores.
+
+    A batch takes at most what 99 % of the batches take in a loop under the limit, its stops included. With one process
+    the model has the number of threads that `load` takes under the limit. With several, each has one thread. Predicted
+    times are padded by the margin of `fit`. One disturbed time disturbs them all. Raises BadRequest for rows of several
+    processes.
+    """
+    if several := next((row for row in rows if row.processes > 1), None):
+        raise BadRequest(
+            f"a row has {several.processes} processes on cpu:{several.units}: under CPU limits the plan finds their "
+            "number; give the times of one process"
+        )
+    basis = Basis.DISTURBED if any(row.basis is Basis.DISTURBED for row in rows) else Basis.PREDICTED
+    return tuple(
+        replace(row, basis=basis)
+        for batch in sorted({row.batch for row in rows})
+        for part in device.parts
+        for row in _rows(
+            [service_of_time(each.units, each.secs) for each in rows if each.batch == batch], part.units, batch
+        )
+    )
+
+
+def _rows(services: Sequence[Service], limit_m: int, batch: int) -> Iterator[Row]:
+    limit = CpuLimit(limit_m)
+    if fitting := [each for each in services if predictable(each, limit)]:
+        best = by_latency(fitting, limit)[0].threads
+        yield _row(next(each for each in fitting if each.threads == best), 1, limit, batch)
+    processes = -(-limit_m // MILLICORES)
+    for one in services:
+        if processes > 1 and one.threads == 1 and predictable(one, limit, processes):
+            yield _row(one, processes, limit, batch)
+
+
+def _row(service: Service, processes: int, limit: CpuLimit, batch: int) -> Row:
+    found = predict(service.slower(MARGIN), limit, replicas=processes, requests=_BATCHES)
+    return Row(limit.quota_m, batch, processes, batch * found.per_s, found.p99_s, Basis.PREDICTED, MARGIN)

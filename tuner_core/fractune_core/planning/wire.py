@@ -8,7 +8,7 @@ from fractune_core.codec.messages import from_lists, from_proto, to_proto
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.devices import DeviceType, device_type
-from fractune_core.planning.requests import MOST_MODELS, ModelDemand, PlanRequest
+from fractune_core.planning.plans import MOST_MODELS, ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
 from fractune_core.share_kinds import CPU
 

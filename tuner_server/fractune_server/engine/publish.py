@@ -10,7 +10,6 @@ from typing import Any
 from fractune_core import __version__
 from fractune_core.analysis.match import Match
 from fractune_core.codec.plain_json import to_dict
-from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import QuotaExceeded
 from fractune_core.files import bundles
 from fractune_core.fleet.blobs import open_signed_pieces, put_signed_file, release_blobs, renew_blob, renew_signed_blob
@@ -18,10 +17,10 @@ from fractune_core.fleet.messages import Compiled, CompileWork, ModelTimed, Time
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, bundle_blob, measure_queue
 from fractune_core.jobs import JobState
 from fractune_core.names import DEFAULT_TENANT, ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS, Collection, digest_of
-from fractune_core.records import TuningRecord
+from fractune_core.operators import DIRECT
+from fractune_core.records import TuningRecord, is_disturbed
 from fractune_core.share_kinds import CUDA
 from fractune_core.shares import Share
-from fractune_core.workloads import DIRECT
 from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.engine.ingest import CompileTurns
 from fractune_server.engine.rounds import Rounds

@@ -16,12 +16,11 @@ from fractune_core.analysis.inside import Inside
 from fractune_core.analysis.match import How, Match, Policy, find_match
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.analysis.validated import ValidatedRecords
-from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import BadRequest, NotFound, ServerUnreachable, ShareUnavailable
 from fractune_core.jobs import OperatorTask
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.planning.devices import DeviceType
-from fractune_core.records import TuningRecord
+from fractune_core.records import TuningRecord, is_disturbed
 from fractune_core.served import ServiceGoal
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Device, GrantedShare, Share

@@ -7,19 +7,18 @@ from typing import Any
 import grpc
 
 from fractune_core.analysis.match import How, Policy
-from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.roofline import Arithmetic
-from fractune_core.analysis.runtime_times import RuntimeTime
+from fractune_core.analysis.runtime_times import MeasuredPair, RuntimeTime
 from fractune_core.codec.messages import from_proto, to_lists, to_proto
 from fractune_core.errors import BadRequest, QuotaExceeded
 from fractune_core.jobs import OperatorTask
 from fractune_core.names import Collection
+from fractune_core.operators import check_workload
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import parse_shares
 from fractune_core.targets import check_target
-from fractune_core.workloads import check_workload
 from fractune_server.access.authenticator import caller
 from fractune_server.access.places import Places
 from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorAnswer, OperatorRow

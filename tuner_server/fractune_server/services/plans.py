@@ -12,7 +12,7 @@ from fractune_core.errors import BadRequest, FractuneError, QuotaExceeded, Serve
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_core.planning import process
+from fractune_core.planning import planner
 from fractune_core.planning.devices import DeviceType
 from fractune_core.planning.speeds import Row, measured_rows
 from fractune_core.planning.wire import LoggedModel, add_logged_rows
@@ -57,26 +57,26 @@ def _planned(request: bytes, context: grpc.ServicerContext) -> pb.Plan:
     """
     # It uses none of the server's own options, which may be secrets.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FRACTUNE_")}
-    command = [sys.executable, "-P", "-m", process.__name__, str(os.getpid())]
+    command = [sys.executable, "-P", "-m", planner.__name__, str(os.getpid())]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as planner:
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as child:
         try:
-            if not context.add_callback(planner.kill):  # the call has ended already
-                planner.kill()
-            answer, said = planner.communicate(request, min(context.time_remaining() or LONGEST_S, LONGEST_S))
+            if not context.add_callback(child.kill):  # the call has ended already
+                child.kill()
+            answer, said = child.communicate(request, min(context.time_remaining() or LONGEST_S, LONGEST_S))
         except subprocess.TimeoutExpired:
             raise QuotaExceeded(
                 f"the plan takes longer than {LONGEST_S:.0f} s, and none may; plan fewer models or devices at once, or "
                 "without a simulation"
             ) from None
         finally:
-            planner.kill()
+            child.kill()
     _check_active(context)
-    if planner.returncode == process.REFUSED:
+    if child.returncode == planner.REFUSED:
         name, _, message = answer.decode().partition("\n")
         raise error_from_name(name, message)
-    if planner.returncode:
-        _log.error("a plan's process ended with %d: %s", planner.returncode, said.decode(errors="replace")[-2000:])
+    if child.returncode:
+        _log.error("a plan's process ended with %d: %s", child.returncode, said.decode(errors="replace")[-2000:])
         raise FractuneError("the plan failed; see the server's log")
     return pb.Plan.FromString(answer)
 

@@ -10,7 +10,7 @@ from fractune_core.access.tokens import Quotas
 from fractune_core.errors import QuotaExceeded
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import DEFAULT_TENANT
-from fractune_core.spending import MEASURING
+from fractune_core.records import MEASURING
 from fractune_server.store.database.database import Repository
 from fractune_server.store.database.tables import ENDED, bundles, jobs, models, pieces, tokens
 from fractune_server.store.database.tenants import tenant_of

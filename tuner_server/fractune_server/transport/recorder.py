@@ -22,10 +22,9 @@ from fractune_core.errors import BadModel, FractuneError
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.signed_messages import Unsigned, open_event, open_replayed
 from fractune_core.names import UNTUNED_VARIANT
-from fractune_core.operators import check_operator
+from fractune_core.operators import check_operator, check_workload
 from fractune_core.records import TuningRecord
 from fractune_core.targets import read_attributes
-from fractune_core.workloads import check_workload
 from fractune_server.store.records.log import TuningLog
 from fractune_server.store.records.rows import check_measured
 from fractune_server.transport.unreadable import UnreadableStream

@@ -27,13 +27,14 @@ from typing import Any, Protocol, TypeVar
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.plain_json import from_json
-from fractune_core.disturbed import TRIES
 from fractune_core.errors import FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet.messages import MeasureWork, work_record
+from fractune_core.operators import DIRECT, implementation_of
 from fractune_core.records import (
     FIRST_POLICY,
     TRIAL_POLICY,
+    TRIES,
     VALIDATION_POLICY,
     WARM,
     ArtifactItem,
@@ -45,7 +46,6 @@ from fractune_core.records import (
     with_cache,
 )
 from fractune_core.shares import Device, GrantedShare, Share
-from fractune_core.workloads import DIRECT, implementation_of
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, ChildDied, ChildTimeout
 from fractune_workers.child.process import Start

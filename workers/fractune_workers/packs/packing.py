@@ -16,8 +16,8 @@ from typing import Any
 from fractune_core import __version__
 from fractune_core.codec.plain_json import from_json
 from fractune_core.errors import BadModel, some_of
+from fractune_core.files.new_bundle import replacing_file
 from fractune_core.files.packs import ANCHOR, FORMAT, LOOP, PackedOperator, PackManifest, write_pack
-from fractune_core.files.replacing import replacing_file
 from fractune_core.fleet.messages import CandidateItem, OperatorItem, PastTrial
 from fractune_core.jobs import is_among
 from fractune_core.records import UNTUNED, ArtifactItem, Status, candidate_id

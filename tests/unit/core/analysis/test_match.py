@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fractune_core.analysis.match import DEFAULT_POLICY, Choice, How, Match, Policy, choose, find_match, least_regret
 from fractune_core.analysis.validated import MeasuredTimes, Times, ValidatedRecords
+from fractune_core.operators import WINOGRAD2, text_of
 from fractune_core.records import UNTUNED, VALIDATION_POLICY, Kind, Status, TuningRecord
-from fractune_core.workloads import WINOGRAD2, text_of
 from tests.support.samples import DEVICE, TARGET_KEY, divided, granted, validation
 
 UNMEASURED = Policy(allow_unmeasured=True)

@@ -11,9 +11,9 @@ import pytest
 
 from fractune_core.errors import BadBundle
 from fractune_core.files.packs import ANCHOR, FORMAT, LOOP, Pack, PackedOperator, PackManifest, write_pack
+from fractune_core.operators import joined_workloads, workload_hash
 from fractune_core.records import UNTUNED, ArtifactItem, Status, candidate_id
 from fractune_core.targets import target_key
-from fractune_core.workloads import joined_workloads, workload_hash
 from tests.support.client_samples import bundle_bytes
 
 TARGET = json.dumps({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})

@@ -13,9 +13,8 @@ import pytest
 
 from fractune_core.errors import PlanInfeasible
 from fractune_core.planning.devices import BY_NAME, DeviceType, Partitioning, cpu_type, gpu_type
-from fractune_core.planning.fleet import plan_fleet
-from fractune_core.planning.plans import Plan
-from fractune_core.planning.requests import ModelDemand, PlanRequest
+from fractune_core.planning.planner import plan_fleet
+from fractune_core.planning.plans import ModelDemand, Plan, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
 from tests.support.mig_layouts import broken_rule, layouts
 

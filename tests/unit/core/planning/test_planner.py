@@ -10,12 +10,10 @@ import pytest
 
 from fractune_core.errors import BadRequest, FractuneError, PlanInfeasible
 from fractune_core.planning.devices import BY_NAME, DeviceType, Partitioning, cpu_type, device_type, gpu_type
-from fractune_core.planning.limits import limited_rows
 from fractune_core.planning.one_device import plan_one
 from fractune_core.planning.planner import make_plan
-from fractune_core.planning.plans import Plan
-from fractune_core.planning.requests import ModelDemand, PlanRequest
-from fractune_core.planning.speeds import Basis, Row
+from fractune_core.planning.plans import ModelDemand, Plan, PlanRequest
+from fractune_core.planning.speeds import Basis, Row, limited_rows
 from tests.support.mig_layouts import broken_rule, layouts
 
 MIG = gpu_type("A100-80GB", Partitioning.MIG)

@@ -7,8 +7,7 @@ from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.devices import DeviceType, Partitioning, cpu_type, gpu_type
 from fractune_core.planning.planner import make_plan
-from fractune_core.planning.plans import Plan
-from fractune_core.planning.requests import MOST_MODELS, ModelDemand, PlanRequest
+from fractune_core.planning.plans import MOST_MODELS, ModelDemand, Plan, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
 from fractune_core.planning.wire import LoggedModel, add_logged_rows, request_from_proto, request_to_proto
 

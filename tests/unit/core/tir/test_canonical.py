@@ -17,10 +17,9 @@ import tvm_ffi
 from tvm import ir, s_tir, te, tirx, topi
 
 from fractune_core.errors import BadModel
-from fractune_core.tir.canonical import canonical_graph, names_of, read_graph
+from fractune_core.operators import joined_workloads, workload_hash
+from fractune_core.tir.canonical import Names, by_position, canonical_graph, names_of, read_graph
 from fractune_core.tir.foreign_code import refuse_foreign_graph, refuse_foreign_steps
-from fractune_core.tir.lookups import Names, by_position
-from fractune_core.workloads import joined_workloads, workload_hash
 
 
 def module(function: Any) -> Any:

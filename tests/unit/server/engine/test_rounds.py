@@ -12,8 +12,8 @@ from fractune_core.errors import BadModel, StateUnusable
 from fractune_core.fleet.messages import Ingested
 from fractune_core.fleet.redis_names import BUILD_QUEUE
 from fractune_core.jobs import JobSpec, JobState
+from fractune_core.operators import workload_hash
 from fractune_core.records import Kind
-from fractune_core.workloads import workload_hash
 from fractune_server.engine import engine as module
 from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.engine.engine import Engine

@@ -18,7 +18,7 @@ from fractune_core.errors import QuotaExceeded
 from fractune_core.names import DEFAULT_TENANT
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_core.planning import process
+from fractune_core.planning import planner
 from fractune_server.access.authenticator import AccessInterceptor, Caller
 from fractune_server.services import models as module
 from fractune_server.services import plans
@@ -144,7 +144,7 @@ def planners() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            found += [child] if process.__name__ in " ".join(child.cmdline()) else []
+            found += [child] if planner.__name__ in " ".join(child.cmdline()) else []
     return found
 
 

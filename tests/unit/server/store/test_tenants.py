@@ -11,7 +11,7 @@ from sqlalchemy import insert, select, text
 from fractune_core.access.tokens import Quotas, Reach, Scope
 from fractune_core.errors import BadRequest, NotFound, QuotaExceeded
 from fractune_core.jobs import JobSpec, JobState
-from fractune_core.spending import WorkCost
+from fractune_core.records import WorkCost
 from fractune_server.store.database.database import Database
 from fractune_server.store.database.sight import SHARED, Sight, pool_of
 from fractune_server.store.database.tables import COMMON, OF_JOBS, job_operators, jobs, metadata, models, records

@@ -17,9 +17,8 @@ from fractune_core.fleet.marks import DONE, is_marked
 from fractune_core.fleet.messages import CandidateItem, PieceDone, WorkFailed
 from fractune_core.fleet.redis_names import EVENT_FIELD, RECORDER, SERVER_STREAM
 from fractune_core.fleet.signed_messages import seal_event, sign_json
-from fractune_core.records import UNTUNED, Kind, Status, TuningRecord, record_id
+from fractune_core.records import UNTUNED, Kind, Spending, Status, TuningRecord, WorkCost, record_id
 from fractune_core.shares import GrantedShare
-from fractune_core.spending import Spending, WorkCost
 from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store
 from fractune_server.transport.recorder import Recorder, trim

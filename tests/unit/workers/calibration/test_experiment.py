@@ -11,9 +11,9 @@ import pytest
 
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import FractuneError, ShareUnavailable
+from fractune_core.operators import DIRECT
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, Disturbance, Status, TimingPolicy
 from fractune_core.shares import Share
-from fractune_core.workloads import DIRECT
 from fractune_workers.calibration import measurer_pool as pool_module
 from fractune_workers.calibration.candidates import Candidates, SampleOperator
 from fractune_workers.calibration.experiment import Experiment, settings

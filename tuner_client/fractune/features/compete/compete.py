@@ -22,7 +22,7 @@ from fractune_core.files.buckets import Buckets, members_of
 from fractune_core.files.bundles import JOINED_FORMAT, Bundle
 from fractune_core.files.checked import FIELD, Checked
 from fractune_core.files.compared import MODEL, ONNX_RUNTIME, OURS, RUNTIMES, Compared, Runtime, all_compared
-from fractune_core.files.replacing import replacing_file
+from fractune_core.files.new_bundle import replacing_file
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share, share_names
 

@@ -16,12 +16,12 @@ from fractune.text.rendering import Column, Table
 from fractune.text.text import disturbed_notes, estimate_text, marked_time, moment_text
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate
-from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import one_line
 from fractune_core.files.buckets import Buckets, input_shapes, shape_text, sizes_text
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.checked import Checked, checked_of, not_checked
 from fractune_core.files.compared import ONNX_RUNTIME, OURS, Between, Compared, Runtime, between_of
+from fractune_core.records import is_disturbed
 
 
 @dataclass(frozen=True)

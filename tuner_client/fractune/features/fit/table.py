@@ -16,7 +16,7 @@ from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s, least_quota_m, threads_text
 from fractune_core.analysis.cpu_limits.prediction import predict
 from fractune_core.cpu_limits import MILLICORES
-from fractune_core.disturbed import is_disturbed
+from fractune_core.records import is_disturbed
 
 
 def fit_table(

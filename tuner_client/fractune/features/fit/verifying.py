@@ -17,9 +17,9 @@ from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
 from fractune_core.analysis.cpu_limits.limits import CpuLimit
 from fractune_core.analysis.cpu_limits.prediction import enough_requests, p99_spread, percentile, serve
 from fractune_core.cpu_limits import LimitSize
-from fractune_core.disturbed import TRIES, is_disturbed
 from fractune_core.errors import ShareUnavailable
 from fractune_core.host.machine import busy_s
+from fractune_core.records import TRIES, is_disturbed
 from fractune_core.served import poisson
 
 REQUESTS = 2_000

@@ -11,9 +11,9 @@ from typing import Any
 
 from fractune.server.rpc import RpcClient
 from fractune_core.errors import FractuneError, NotFound, one_line
+from fractune_core.operators import trace_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import UNTUNED, Status, TuningRecord
-from fractune_core.workloads import trace_of
 
 _NAMES = {"SamplePerfectTile": "tile", "SamplePartitionedTile": "tile", "SampleComputeLocation": "place"}
 """of decisions by the steps that draw them; any other is a choice"""

@@ -17,13 +17,7 @@ from typing import Any
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.errors import BadRequest, FractuneError, StateUnusable
 from fractune_core.names import digest_of
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.records import UNTUNED, Kind, Status, TimingPolicy, TuningRecord, candidate_id
-from fractune_core.shares import Device, GrantedShare
-from fractune_core.targets import read_attributes, target_key
-from fractune_core.tir.canonical import canonical_graph, names_of, read_graph
-from fractune_core.tir.lookups import by_position
-from fractune_core.workloads import (
+from fractune_core.operators import (
     DIRECT,
     NO_DECISIONS,
     TRITON,
@@ -32,6 +26,11 @@ from fractune_core.workloads import (
     trace_of,
     workload_hash,
 )
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.records import UNTUNED, Kind, Status, TimingPolicy, TuningRecord, candidate_id
+from fractune_core.shares import Device, GrantedShare
+from fractune_core.targets import read_attributes, target_key
+from fractune_core.tir.canonical import by_position, canonical_graph, names_of, read_graph
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"

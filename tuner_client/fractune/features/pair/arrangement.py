@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fractune_core.analysis.pairs import INTERLEAVED, OWN_UNITS, SAME_UNITS
+from fractune_core.analysis.runtime_times import INTERLEAVED, OWN_UNITS, SAME_UNITS
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.share_kinds import CPU

@@ -11,10 +11,10 @@ from typing import Any
 from fractune.text.rendering import Column, Table
 from fractune.text.text import estimate_text, marked_time, moment_text, slowdown_text, time_text
 from fractune_core.analysis.co_location import CoLocationFigures, RoundTimes, Verdict, percentile
-from fractune_core.analysis.pairs import INTERLEAVED, MeasuredPair, PairedModel
+from fractune_core.analysis.runtime_times import INTERLEAVED, MeasuredPair, PairedModel
 from fractune_core.analysis.slowdown_ci import Estimate
-from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import one_line
+from fractune_core.records import is_disturbed
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ from fractune.features.plan.plan import PlanResult, paired_plan
 from fractune.features.plan.slowdowns import with_slowdowns
 from fractune.server.job_status import JobStatus
 from fractune.text.text import parse_rate_per_s, parse_time_s
-from fractune_core.analysis.pairs import MeasuredPair
+from fractune_core.analysis.runtime_times import MeasuredPair
 from fractune_core.errors import BadRequest
 from fractune_core.names import Collection
 from fractune_core.planning.devices import DeviceType, Partitioning, device_type
-from fractune_core.planning.limits import limited_rows
 from fractune_core.planning.planner import make_plan
-from fractune_core.planning.requests import ModelDemand, PlanRequest
-from fractune_core.planning.speeds import Row, measured_rows
+from fractune_core.planning.plans import ModelDemand, PlanRequest
+from fractune_core.planning.speeds import Row, limited_rows, measured_rows
 
 _WHOLE = "full"
 

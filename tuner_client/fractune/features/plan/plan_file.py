@@ -10,10 +10,9 @@ from typing import Any
 from fractune.features.plan.table import bundle_rows, csv_rows, stated_row
 from fractune.text.toml_table import TableReader, read_toml
 from fractune_core.errors import BadRequest
-from fractune_core.planning import requests
+from fractune_core.planning import plans
 from fractune_core.planning.devices import DeviceType, Partitioning, device_type
-from fractune_core.planning.limits import limited_rows
-from fractune_core.planning.speeds import Row
+from fractune_core.planning.speeds import Row, limited_rows
 from fractune_core.share_kinds import CPU
 
 _SOURCES = ("profile", "bundle", "model")
@@ -30,7 +29,7 @@ class LogModel:
 
 @dataclass(frozen=True)
 class PlanFile:
-    request: requests.PlanRequest
+    request: plans.PlanRequest
     """without rows if the log has to supply them"""
     logged: Mapping[str, LogModel]
     """by the name of the model"""
@@ -61,14 +60,14 @@ def read_plan(
         paired_as[model.name] = _paired_as(table, model.name)
         if log_model is not None:
             logged[model.name] = log_model
-    request = requests.PlanRequest(
+    request = plans.PlanRequest(
         device=device,
         models=tuple(models),
         count=_count(count if gpus is None else gpus),
         interference=_interference(whole),
-        penalty=whole.number("penalty", requests.DEFAULT_PENALTY),
+        penalty=whole.number("penalty", plans.DEFAULT_PENALTY),
         headroom=whole.number("headroom", 0.0),
-        latency_part=whole.number("latency_part", requests.DEFAULT_LATENCY_PART),
+        latency_part=whole.number("latency_part", plans.DEFAULT_LATENCY_PART),
     )
     return PlanFile(request, logged, paired_as)
 
@@ -81,7 +80,7 @@ def _device(table: TableReader, partitioning: str) -> tuple[DeviceType, int | No
     return found, count if table.has("count") else None
 
 
-def _model(table: TableReader, device: DeviceType, folder: Path) -> tuple[requests.ModelDemand, LogModel | None]:
+def _model(table: TableReader, device: DeviceType, folder: Path) -> tuple[plans.ModelDemand, LogModel | None]:
     name = table.text("name")
     table = table.called(f"model '{name}'")
     table.check_keys(
@@ -108,7 +107,7 @@ def _model(table: TableReader, device: DeviceType, folder: Path) -> tuple[reques
         logged = LogModel(folder / table.text("model"), table.shapes("inputs"), batch)
     if device.partitioning is Partitioning.LIMIT:
         rows = limited_rows(rows, device)
-    demand = requests.ModelDemand(
+    demand = plans.ModelDemand(
         name=name,
         rows=rows,
         rate_per_s=table.number("rate_per_s", math.nan) if table.has("rate_per_s") else None,
@@ -144,8 +143,8 @@ def _profile(table: TableReader, name: str, device: DeviceType, folder: Path) ->
 
 def _count(count: int | None) -> int | None:
     """Checked here, since 0 means no count to a server."""
-    if count is not None and not 1 <= count <= requests.MOST_DEVICES:
-        raise BadRequest(f"count is {count}; it must be from 1 to {requests.MOST_DEVICES} devices")
+    if count is not None and not 1 <= count <= plans.MOST_DEVICES:
+        raise BadRequest(f"count is {count}; it must be from 1 to {plans.MOST_DEVICES} devices")
     return count
 
 

@@ -6,13 +6,12 @@ from typing import Any
 
 from fractune.text.rendering import Column, Table
 from fractune.text.text import moment_text, slowdown_text
-from fractune_core.analysis.pairs import OWN_UNITS, MeasuredPair, PairedModel
+from fractune_core.analysis.runtime_times import OWN_UNITS, MeasuredPair, PairedModel
 from fractune_core.analysis.slowdown_ci import Estimate
-from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import one_line
 from fractune_core.planning.devices import DeviceType
-from fractune_core.planning.plans import Plan, PlannedPart
-from fractune_core.planning.requests import PlanRequest
+from fractune_core.planning.plans import Plan, PlannedPart, PlanRequest
+from fractune_core.records import is_disturbed
 
 MOST_PAIRS = 1000
 """the newest pairs of a log that a plan reads"""

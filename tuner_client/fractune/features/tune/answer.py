@@ -24,9 +24,9 @@ from fractune.text.text import (
 )
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate
-from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import one_line
 from fractune_core.files.compared import ONNX_RUNTIME, OURS
+from fractune_core.records import is_disturbed
 
 MOST_ROWS = 10
 _MOST_RATIOS = 3

@@ -15,9 +15,8 @@ from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.errors import BadRequest, NotFound
 from fractune_core.names import DEFAULT_TENANT
-from fractune_core.records import Kind, Status, TuningRecord
-from fractune_core.spending import Spending, WorkCost
-from fractune_core.workloads import INEXACT, check_workload, is_exact, text_of
+from fractune_core.operators import INEXACT, check_workload, is_exact, text_of
+from fractune_core.records import Kind, Spending, Status, TuningRecord, WorkCost
 from fractune_server.store.database.database import NAMES, Database, Repository, rows_for
 from fractune_server.store.database.sight import namespace_of, pool_of
 from fractune_server.store.database.tables import jobs, pieces, records, workloads

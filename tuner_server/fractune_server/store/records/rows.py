@@ -12,11 +12,11 @@ from sqlalchemy import JSON, Column, ColumnElement, Connection, RowMapping, Text
 from fractune_core.codec.messages import END_OF_TIME_S, fits
 from fractune_core.codec.plain_json import from_json, read_json
 from fractune_core.errors import BadRequest
+from fractune_core.operators import is_workload_hash, trace_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id
 from fractune_core.shares import GrantedShare, Share
 from fractune_core.targets import read_attributes
-from fractune_core.workloads import is_workload_hash, trace_of
 from fractune_server.store.database.database import as_dict
 from fractune_server.store.database.sight import Sight, namespace_of
 from fractune_server.store.database.tables import job_operators, jobs, records

@@ -24,9 +24,9 @@ import tvm
 from fractune_core.errors import FractuneError, first_line
 from fractune_core.host.limits import is_death_by_memory, memory_limit
 from fractune_core.host.parent_death import die_with_parent
+from fractune_core.operators import DIRECT, TRITON, implementation_of, trace_of
 from fractune_core.records import UNTUNED, Status
 from fractune_core.targets import TF32
-from fractune_core.workloads import DIRECT, TRITON, implementation_of, trace_of
 from fractune_workers.child.errors import TRIES, is_kill, memory_met, memory_met_by
 from fractune_workers.children.building.cuda import build_archive, scheduled_by_default
 from fractune_workers.children.building.triton_archive import build_triton_archive

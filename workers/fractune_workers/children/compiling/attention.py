@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import relax, s_tir
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
-from fractune_core.workloads import DIRECT, TRITON
+from fractune_core.operators import DIRECT, TRITON
 from fractune_workers.children.compiling.implementations import hashes_of
 from fractune_workers.children.importing.passes import direct_hash
 from fractune_workers.children.rewriting.expressions import called_functions, has_fixed_shapes, operator_of

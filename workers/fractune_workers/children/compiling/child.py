@@ -17,10 +17,9 @@ from fractune_core.files.bundles import FORMAT, RECORDS, WEIGHTS, Bundle, object
 from fractune_core.files.sealed import write_sealed
 from fractune_core.model_inputs import constants_in
 from fractune_core.names import WITH_GRAPHS
-from fractune_core.operators import check_operator
+from fractune_core.operators import DIRECT, TRITON, check_operator, implementation_of, trace_of, workload_hash
 from fractune_core.records import UNTUNED
 from fractune_core.targets import capability, runs_on
-from fractune_core.workloads import DIRECT, TRITON, implementation_of, trace_of, workload_hash
 from fractune_workers.children.compiling import signature
 from fractune_workers.children.compiling.attention import Chain, chains_of, names_outside, with_attention, workloads_of
 from fractune_workers.children.compiling.cache_in_place import described_caches

@@ -19,8 +19,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel, first_line, shortened
-from fractune_core.operators import MOST_NAME_CHARACTERS
-from fractune_core.workloads import DIRECT, workload_hash
+from fractune_core.operators import DIRECT, MOST_NAME_CHARACTERS, workload_hash
 from fractune_workers.children.layouts import attention, elementwise, four_bits, products, ranges
 from fractune_workers.children.layouts.cached_attention import with_cached_attention
 from fractune_workers.children.layouts.last_token import with_last_token

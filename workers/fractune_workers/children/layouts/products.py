@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from fractune_core.workloads import DIRECT, INT8, INT16
+from fractune_core.operators import DIRECT, INT8, INT16
 from fractune_workers.children.layouts import elementwise, quantized
 from fractune_workers.children.layouts.kernels import direct
 from fractune_workers.children.layouts.kernels.blocks import Blocks, Bounds, block_count, pack

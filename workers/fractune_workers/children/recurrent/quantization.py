@@ -11,7 +11,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as builder
 
-from fractune_core.workloads import INT8
+from fractune_core.operators import INT8
 from fractune_workers.children.recurrent.cells import Tile, each_lane
 from fractune_workers.children.recurrent.packing import GROUP, Tiling
 from fractune_workers.children.recurrent.recurrence import LARGEST_WEIGHT, Recurrence

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm.target import Target
 
-from fractune_core.workloads import INT8
+from fractune_core.operators import INT8
 from fractune_workers.children.recurrent.kernel import recurrence_kernel
 from fractune_workers.children.recurrent.packing import BYTES, DIRECTIONS, UNITS, Tiling
 from fractune_workers.children.recurrent.recurrence import LARGEST_WEIGHT, Recurrence

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from fractune_core.workloads import DIRECT, INEXACT, TRITON, implementation_of, text_of, trace_of
+from fractune_core.operators import DIRECT, INEXACT, TRITON, implementation_of, text_of, trace_of
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, order_of
 from fractune_workers.children.layouts.kernels.integers import INTEGERS
 from fractune_workers.children.recurrent.tilings import tilings

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fractune_core.operators import NO_DECISIONS
 from fractune_core.records import joint_time_s
-from fractune_core.workloads import NO_DECISIONS
 from fractune_workers.children.searching.surrogate import Surrogate
 
 

@@ -14,7 +14,7 @@ import tvm
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 
-from fractune_core.workloads import INT8, INT16
+from fractune_core.operators import INT8, INT16
 from fractune_workers.children.tvm_api.target import needed_features, vector_unit
 
 # Instructions of x86 for products of whole numbers, exact in int32.

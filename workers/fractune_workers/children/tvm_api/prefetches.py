@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
-from fractune_core.tir.lookups import MATMUL
+from fractune_core.tir.canonical import MATMUL
 
 _SECOND_CACHE, _ALL_CACHES = 2, 3
 """LLVM's localities: the caches that a line goes into"""

@@ -9,7 +9,7 @@ from tvm import s_tir
 from tvm.script import from_source
 
 from fractune_core.targets import TF32
-from fractune_core.tir.lookups import WHOLE_NUMBERS
+from fractune_core.tir.canonical import WHOLE_NUMBERS
 from fractune_workers.children.tvm_api import arrays
 
 # Operators that round to half precision: the operands of their sums, and the same operator in float32.

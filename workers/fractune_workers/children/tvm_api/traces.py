@@ -15,10 +15,10 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.schedule import Trace
 
+from fractune_core.operators import DIRECT, joined_workloads, parted_workloads
 from fractune_core.records import UNTUNED
 from fractune_core.tir.canonical import Graph, canonical_graph, read_graph
 from fractune_core.tir.foreign_code import refuse_foreign_graph, refuse_foreign_steps
-from fractune_core.workloads import DIRECT, joined_workloads, parted_workloads
 from fractune_workers.children.tvm_api.dot_intrinsics import register_named
 from fractune_workers.children.tvm_api.quantizing import operands, quantizing_roles, rounded_to, whole_numbers
 from fractune_workers.children.tvm_api.reducers import register_reducers

@@ -14,7 +14,7 @@ from fractune_core.files.buckets import Buckets, Padding, open_axes
 from fractune_core.files.bundles import RECORDS, Bundle
 from fractune_core.files.compared import Runtime
 from fractune_core.files.joined import join_bundles, join_stages
-from fractune_core.files.replacing import replacing_file
+from fractune_core.files.new_bundle import replacing_file
 from fractune_core.files.staged import Stages, Step, Tensor, part_entry
 from fractune_core.records import VALIDATION_POLICY, Kind, TuningRecord
 from tests.support.client_samples import bundle_bytes, record

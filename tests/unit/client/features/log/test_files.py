@@ -23,11 +23,11 @@ from fractune.features.log.match import MatchResult
 from fractune.text.output_files import as_cell, check_writable, replacing
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.errors import BadRequest, StateUnusable
+from fractune_core.operators import DIRECT, NO_DECISIONS, TRITON, check_workload, parted_workloads, text_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import UNTUNED, Disturbance, Status, TimingPolicy, TuningRecord
 from fractune_core.targets import target_key
 from fractune_core.tir.canonical import read_graph
-from fractune_core.workloads import DIRECT, NO_DECISIONS, TRITON, check_workload, parted_workloads, text_of
 from fractune_server.store.records.rows import check_record
 from fractune_workers.children.tvm_api.traces import Workload, write_trace, write_workloads
 from tests.support.client_results import tuned_job

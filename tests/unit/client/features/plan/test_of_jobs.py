@@ -14,11 +14,11 @@ from fractune.features.plan.of_jobs import JobDemand, PlannedDevice, plan_of_job
 from fractune.features.plan.plan import PlanResult
 from fractune.features.plan.slowdowns import slowdowns_table, with_slowdowns
 from fractune.server.job_status import JobStatus, job_status
-from fractune_core.analysis.pairs import INTERLEAVED, SAME_UNITS, MeasuredPair
+from fractune_core.analysis.runtime_times import INTERLEAVED, SAME_UNITS, MeasuredPair
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import BadRequest, PlanInfeasible
 from fractune_core.planning.devices import cpu_type, limit_type
-from fractune_core.planning.requests import ModelDemand, PlanRequest
+from fractune_core.planning.plans import ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
 from fractune_core.shares import GrantedShare
 from tests.support.client_samples import job_script

@@ -9,9 +9,8 @@ from sqlalchemy import event
 
 from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.errors import BadRequest, NotFound
-from fractune_core.records import Kind, TuningRecord
-from fractune_core.spending import Spending, WorkCost
-from fractune_core.workloads import DIRECT, WINOGRAD4, joined_workloads, text_of, workload_hash
+from fractune_core.operators import DIRECT, WINOGRAD4, joined_workloads, text_of, workload_hash
+from fractune_core.records import Kind, Spending, TuningRecord, WorkCost
 from fractune_server.store.jobs import StoredOperator
 from fractune_server.store.records.log import Donor, LogKey, RecordPlace
 from fractune_server.store.records.rows import _OWN, RecordFilter

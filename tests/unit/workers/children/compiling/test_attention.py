@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from benchmarks.support.transformer import Encoder
-from fractune_core.workloads import DIRECT, TRITON, parted_workloads
+from fractune_core.operators import DIRECT, TRITON, parted_workloads
 from fractune_workers.children.compiling import child
 from fractune_workers.children.compiling.attention import chains_of, names_outside, with_attention, workloads_of
 from fractune_workers.children.compiling.implementations import calls_of

@@ -14,9 +14,9 @@ from tvm import relax
 import fractune
 from fractune_core.errors import FractuneError
 from fractune_core.files.bundles import Bundle
+from fractune_core.operators import DIRECT, WINOGRAD2, WINOGRAD4, implementation_of, text_of
 from fractune_core.records import FIRST_POLICY, UNTUNED, VALIDATION_POLICY
 from fractune_core.shares import GrantedShare
-from fractune_core.workloads import DIRECT, WINOGRAD2, WINOGRAD4, implementation_of, text_of
 from fractune_workers.children.building.child import BuilderChild
 from fractune_workers.children.compiling.child import compile_bundle, ingest
 from fractune_workers.children.compiling.implementations import hashes_of, implementations_of, with_implementations

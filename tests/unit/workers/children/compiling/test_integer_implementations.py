@@ -10,9 +10,9 @@ import pytest
 from onnx import helper
 
 import fractune
+from fractune_core.operators import DIRECT, implementation_of
 from fractune_core.records import UNTUNED
 from fractune_core.shares import GrantedShare
-from fractune_core.workloads import DIRECT, implementation_of
 from fractune_workers.children.building.child import BuilderChild
 from fractune_workers.children.compiling.child import compile_bundle, ingest
 from fractune_workers.children.measuring.child import MeasurerChild, confined

@@ -18,9 +18,9 @@ from tvm import relax
 import fractune
 from fractune_core.errors import FractuneError
 from fractune_core.files.bundles import Bundle
+from fractune_core.operators import NO_DECISIONS, implementation_of, text_of
 from fractune_core.records import UNTUNED
 from fractune_core.shares import GrantedShare
-from fractune_core.workloads import NO_DECISIONS, implementation_of, text_of
 from fractune_workers.children.building import child as building
 from fractune_workers.children.building.child import BuilderChild
 from fractune_workers.children.compiling.child import compile_bundle, ingest

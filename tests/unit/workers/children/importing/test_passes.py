@@ -16,9 +16,8 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from fractune_core.errors import BadModel
-from fractune_core.tir.canonical import canonical_graph, names_of, read_graph
-from fractune_core.tir.lookups import Names
-from fractune_core.workloads import DIRECT, is_workload_hash, workload_hash
+from fractune_core.operators import DIRECT, is_workload_hash, workload_hash
+from fractune_core.tir.canonical import Names, canonical_graph, names_of, read_graph
 from fractune_workers.children.compiling.weights import LiftedWeights
 from fractune_workers.children.importing.passes import direct_hash, extract, prepare
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS

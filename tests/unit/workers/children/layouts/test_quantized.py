@@ -10,8 +10,8 @@ import tvm
 import tvm_ffi
 from tvm import relax, s_tir
 
-from fractune_core.tir.lookups import MATMUL, WHOLE_NUMBERS
-from fractune_core.workloads import INT8, INT16
+from fractune_core.operators import INT8, INT16
+from fractune_core.tir.canonical import MATMUL, WHOLE_NUMBERS
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.layouts.quantized import Columns, in_bytes, quantized_columns
 from fractune_workers.children.tvm_api.arrays import random_args

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tvm
 
-from fractune_core.workloads import DIRECT, WINOGRAD2, implementation_of, trace_of
+from fractune_core.operators import DIRECT, WINOGRAD2, implementation_of, trace_of
 from fractune_workers.children.compiling.implementations import hashes_of, implementations_of
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.searching.competition import CompetingSearches

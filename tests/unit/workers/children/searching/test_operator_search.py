@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, topi
 
-from fractune_core.workloads import DIRECT
+from fractune_core.operators import DIRECT
 from fractune_workers.children.importing.passes import Operator, described
 from fractune_workers.children.searching import operator_search, surrogate
 from fractune_workers.children.searching.child import SearcherChild

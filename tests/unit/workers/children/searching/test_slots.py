@@ -9,7 +9,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from fractune_core.workloads import WINOGRAD2, WINOGRAD4
+from fractune_core.operators import WINOGRAD2, WINOGRAD4
 from fractune_workers.children.fusing.fuse import fused
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.layouts.kernels.implementations import order_of

@@ -9,7 +9,7 @@ import tvm
 from tvm import te, topi
 
 from fractune_core.errors import FractuneError
-from fractune_core.workloads import DIRECT, TRITON, implementation_of
+from fractune_core.operators import DIRECT, TRITON, implementation_of
 from fractune_workers.children.compiling.attention import chains_of, workloads_of
 from fractune_workers.children.searching.competition import CompetingSearches
 from fractune_workers.children.searching.triton_search import TritonSearch

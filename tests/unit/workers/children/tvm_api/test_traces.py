@@ -16,7 +16,7 @@ from tvm.script import ir as I
 from tvm.script import tirx as T
 
 from fractune_core.errors import BadModel
-from fractune_core.workloads import DIRECT
+from fractune_core.operators import DIRECT
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.tvm_api.arrays import random_args
 from fractune_workers.children.tvm_api.artifacts import load_objects

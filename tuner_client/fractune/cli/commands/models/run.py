@@ -31,7 +31,7 @@ from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import members_of
 from fractune_core.files.compared import EXACT_ONNX_RUNTIME, ONNX_RUNTIME, RUNTIMES
-from fractune_core.files.replacing import replacing_file
+from fractune_core.files.new_bundle import replacing_file
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share, units_text

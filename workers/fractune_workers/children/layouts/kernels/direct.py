@@ -19,7 +19,7 @@ from tvm import te, tirx, topi
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as builder
 
-from fractune_core.tir.lookups import CONV, DEPTHWISE, MATMUL, WHOLE_NUMBERS
+from fractune_core.tir.canonical import CONV, DEPTHWISE, MATMUL, WHOLE_NUMBERS
 from fractune_workers.children.layouts.kernels.blocks import Bounds, block_count, pack
 from fractune_workers.children.rewriting.accumulators import HALVES
 from fractune_workers.children.rewriting.expressions import OPAQUE

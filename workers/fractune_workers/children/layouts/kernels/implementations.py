@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 from tvm import te
 
-from fractune_core import workloads as names
+from fractune_core import operators as names
 from fractune_workers.children.layouts.kernels.direct import Window
 from fractune_workers.children.layouts.kernels.winograd import WINOGRAD2, WINOGRAD4, Winograd
 

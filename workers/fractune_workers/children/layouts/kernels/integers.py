@@ -14,7 +14,7 @@ import numpy.typing as npt
 import tvm
 from tvm import te
 
-from fractune_core.tir.lookups import COLUMNS, INTEGER_SUMS, ROWS, SUMS
+from fractune_core.tir.canonical import COLUMNS, INTEGER_SUMS, ROWS, SUMS
 from fractune_workers.children.layouts.kernels.blocks import Bounds
 from fractune_workers.children.layouts.kernels.direct import Window
 from fractune_workers.children.layouts.kernels.packing import OPERANDS, group_of, pack_integers

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fractune_core.workloads import INT8, INT16, WINOGRAD2, WINOGRAD4
+from fractune_core.operators import INT8, INT16, WINOGRAD2, WINOGRAD4
 from fractune_workers.children.recurrent.packing import with_tiled_weights
 
 _Array = npt.NDArray[Any]

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import tvm
 from tvm import te, topi
 
-from fractune_core import workloads as names
-from fractune_core.tir.lookups import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
+from fractune_core import operators as names
+from fractune_core.tir.canonical import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
 from fractune_workers.children.layouts.kernels.direct import Window
 from fractune_workers.children.layouts.kernels.packing import pack_winograd
 

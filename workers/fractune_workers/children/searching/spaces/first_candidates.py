@@ -15,7 +15,7 @@ from typing import Any
 import tvm_ffi
 from tvm.s_tir import Schedule
 
-from fractune_core.tir.lookups import CONV, DEPTHWISE, MATMUL
+from fractune_core.tir.canonical import CONV, DEPTHWISE, MATMUL
 from fractune_workers.children.searching.spaces import integers, rows, winograd
 from fractune_workers.children.searching.spaces.register_tiles import Extents, Tiling, tilings
 from fractune_workers.children.searching.spaces.sketches import (

@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 from tvm.s_tir import Schedule
 
-from fractune_core.tir.lookups import COLUMNS, INTEGER_SUMS, ROWS, SUMS
+from fractune_core.tir.canonical import COLUMNS, INTEGER_SUMS, ROWS, SUMS
 from fractune_workers.children.layouts.kernels.integers import INTEGERS
 from fractune_workers.children.searching.spaces.register_tiles import Extents, divisors, tilings
 from fractune_workers.children.searching.spaces.sketches import block_named, by_hand, extents_of, inline_epilogue

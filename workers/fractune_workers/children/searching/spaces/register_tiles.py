@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from fractune_core.tir.lookups import CONV, DEPTHWISE, MATMUL
+from fractune_core.tir.canonical import CONV, DEPTHWISE, MATMUL
 from fractune_workers.children.tvm_api.prefetches import FROM_MEMORY_BYTES
 
 MOST_BLOCKS, MOST_PIXELS = 9, 28

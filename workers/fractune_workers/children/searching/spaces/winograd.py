@@ -10,7 +10,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from fractune_core.tir.lookups import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
+from fractune_core.tir.canonical import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
 from fractune_workers.children.searching.spaces.register_tiles import MOST_BLOCKS, MOST_PIXELS, Extents, tilings
 from fractune_workers.children.searching.spaces.sketches import block_named, by_hand, extents_of, inline_epilogue
 

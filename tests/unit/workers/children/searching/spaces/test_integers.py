@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import te, topi
 
-from fractune_core.workloads import INT8, INT16
+from fractune_core.operators import INT8, INT16
 from fractune_workers.children.layouts.kernels.blocks import Bounds, pack
 from fractune_workers.children.layouts.kernels.direct import Window
 from fractune_workers.children.layouts.kernels.integers import INTEGERS

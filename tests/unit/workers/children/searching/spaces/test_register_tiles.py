@@ -5,7 +5,7 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.tir.lookups import CONV, DEPTHWISE, MATMUL
+from fractune_core.tir.canonical import CONV, DEPTHWISE, MATMUL
 from fractune_workers.children.searching.spaces.register_tiles import Extents, Tiling, tilings
 
 AVX2, AVX512 = 16, 32

@@ -10,7 +10,7 @@ import tvm_ffi
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from fractune_core.tir.lookups import CONV
+from fractune_core.tir.canonical import CONV
 from fractune_workers.children.layouts.kernels.direct import Window, conv2d
 from fractune_workers.children.tvm_api.prefetches import with_convolution_prefetches
 from tests.support.unoptimized import run_kernel

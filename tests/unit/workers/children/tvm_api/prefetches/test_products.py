@@ -10,7 +10,7 @@ import tvm_ffi
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from fractune_core.tir.lookups import MATMUL
+from fractune_core.tir.canonical import MATMUL
 from fractune_workers.children.layouts.kernels import direct
 from fractune_workers.children.tvm_api.prefetches import FROM_MEMORY_BYTES, with_product_prefetches
 from tests.support.unoptimized import run_kernel

@@ -8,23 +8,27 @@ import pytest
 
 from fractune_core.errors import BadRequest
 from fractune_core.names import check_file_name, explained_variant, plain_variant
-from fractune_core.operators import RefusedNode, node_text, refusal_text, refused_node, unknown_text
-from fractune_core.records import UNTUNED
-from fractune_core.workloads import (
+from fractune_core.operators import (
     DIRECT,
     TRITON,
     WINOGRAD2,
     WINOGRAD4,
+    RefusedNode,
     check_workload,
     implementation_of,
     is_exact,
     is_workload_hash,
     joined_workloads,
+    node_text,
     parted_workloads,
+    refusal_text,
+    refused_node,
     text_of,
     trace_of,
+    unknown_text,
     workload_hash,
 )
+from fractune_core.records import UNTUNED
 
 GRAPH = {"root_index": 0, "nodes": [{"type": "None"}]}
 
