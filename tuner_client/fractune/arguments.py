@@ -65,7 +65,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     def hint(name: str) -> Any:
         """Any for an annotation that names a type of a package that may not be installed."""
         annotation = signature.parameters[name].annotation
-        declared = SimpleNamespace(__annotations__={name: annotation if isinstance(annotation, str) else Any})
+        declared = SimpleNamespace(__annotations__={name: Any if annotation is inspect.Parameter.empty else annotation})
         try:
             return get_type_hints(declared, names)[name]
         except NameError:
