@@ -52,7 +52,7 @@ def _commands() -> Iterator[str]:
     import typer
 
     from fractune.cli import build_app
-    from fractune.cli.command_list import COMMANDS
+    from fractune.cli.group import COMMANDS
 
     whole: Any = typer.main.get_command(build_app(""))
     for name in sorted(COMMANDS):

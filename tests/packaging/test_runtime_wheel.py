@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fractune.features.tune.image import write_image
+from fractune.features.tune.bundle import write_image
 from fractune_core.errors import BadRequest
 from tests.support.paths import REPOSITORY
 from tests.support.processes.clean_environments import Environment, asked_for, empty_environment, install, link

@@ -163,6 +163,7 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 .cli.commands:
 .cli.commands.fleet: COMMAND | .dashboard
 .cli.commands.jobs: COMMAND
+.cli.commands.log: COMMAND
 .cli.commands.machine: COMMAND
 .cli.commands.models: COMMAND RUNTIME | numpy
 # Pages of a server, made of the features' tables; starlette, uvicorn and jinja2 are of the extra `web`.

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fractune.cli.environment import fleet_secret, redis_address
+from fractune.cli.options import fleet_secret, redis_address
 from fractune_core.access.addresses import without_password
 from fractune_core.access.tls_files import read_authority, read_pair
 from fractune_core.access.tokens import TokenText, read_token_file

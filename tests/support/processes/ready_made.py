@@ -31,7 +31,7 @@ _IMPORTED = (
     "tests.support.processes.worker_processes",
     "alembic.command",
     "fractune.cli.commands.models.tune",
-    "fractune.cli.commands.jobs.jobs",
+    "fractune.cli.commands.jobs",
 )
 _MOST_BYTES = 1 << 20
 _STDIN, _STDOUT, _STDERR = 0, 1, 2

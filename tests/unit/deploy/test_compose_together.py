@@ -48,7 +48,7 @@ class Started:
                 assert main(part.command()[3:]) == 0
 
         monkeypatch.setattr("signal.signal", lambda *_: None)
-        monkeypatch.setattr("fractune.cli.environment._read", read)
+        monkeypatch.setattr("fractune.cli.options._read", read)
         monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_worker", run_worker)
         monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_node", run_node)
         monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_server", self.served.append)

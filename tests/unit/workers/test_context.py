@@ -15,7 +15,7 @@ import pytest
 import redis
 from rq.job import Job
 
-from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
+from fractune.cli.commands.fleet.launch import LogFormat, LogLevel, set_up_logs
 from fractune_core.codec.plain_json import to_dict
 from fractune_core.errors import BadModel
 from fractune_core.fleet.marks import DONE, is_marked

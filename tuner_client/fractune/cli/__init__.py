@@ -14,9 +14,8 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from fractune.cli.command_list import COMMANDS, GROUPS
 from fractune.cli.ending import Stopped, output_that_may_close, take_signals
-from fractune.cli.group import Command, Group, with_groups
+from fractune.cli.group import COMMANDS, GROUPS, Command, Group, with_groups
 from fractune.features.tune.job_file import Line, expanded
 from fractune_core import __version__
 from fractune_core.errors import BadModel, BadRequest, FractuneError
@@ -63,8 +62,9 @@ def build_app(name: str) -> typer.Typer:
         module = importlib.import_module(f"fractune.cli.commands.{place}")
         shown: dict[str, Any] = {"rich_help_panel": heading, "epilog": f"Example: {example}"}
         if each in GROUPS:
-            _add_groups(module.app)
-            app.add_typer(module.app, name=each, cls=Group, **shown)
+            group = getattr(module, f"{each}_app")
+            _add_groups(group)
+            app.add_typer(group, name=each, cls=Group, **shown)
         else:
             app.command(each, cls=Command, **shown)(with_groups(getattr(module, each)))
     return app

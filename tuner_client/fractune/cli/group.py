@@ -1,4 +1,4 @@
-"""Groups of commands, whose help has each command under its heading, and groups of options.
+"""The list of commands, groups of them, whose help has each command under its heading, and groups of options.
 
 A command takes a dataclass as a parameter, with an option for each field. Every command with --server also has the
 options for the credentials of a client. While the command runs, they set the environment variables of
@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -23,6 +23,61 @@ from fractune.arguments import command_line
 from fractune.cli.ending import Stopped
 from fractune.server.credentials import VARIABLES
 from fractune_core.errors import FractuneError
+
+
+class Entry(NamedTuple):
+    """A command. Its summary is the first sentence of its docstring."""
+
+    heading: str
+    module: str
+    """below `fractune.cli.commands`; it defines a function of the command's name, or the Typer `NAME_app` of a group"""
+    example: str
+
+
+GROUPS = frozenset({"log", "admin", "mps", "slurm"})
+"""commands with subcommands"""
+
+_TUNE, _JOBS, _ANALYSIS, _FLEET = "Tune and run", "Jobs and the log", "Analysis", "Fleet"
+
+COMMANDS = {
+    "tune": Entry(_TUNE, "models.tune", "fractune tune model.onnx --shares cpu:1,cpu:2"),
+    "inspect": Entry(_TUNE, "models.inspect", "fractune inspect model.onnx"),
+    "run": Entry(_TUNE, "models.run", "fractune run model.fractune --share cpu:1"),
+    "bundle": Entry(_TUNE, "models.bundle", "fractune bundle model.onnx --shares cpu:1"),
+    "compete": Entry(_TUNE, "models.bundle", "fractune compete model.fractune --model model.onnx"),
+    "join": Entry(_TUNE, "models.bundle", "fractune join short.fractune long.fractune --out model.fractune"),
+    "fuse": Entry(_TUNE, "models.bundle", "fractune fuse red.onnx green.onnx --out both.onnx"),
+    "pack": Entry(_TUNE, "models.packs", "fractune pack model.onnx --candidates 48 --out model.pack"),
+    "measure": Entry(_TUNE, "models.packs", "fractune measure model.pack --shares cpu:1 --public-key public.pem"),
+    "jobs": Entry(_JOBS, "jobs", "fractune jobs --server tuner:50051"),
+    "show": Entry(_JOBS, "jobs", "fractune show 4f1c9a02d7e8 --operators"),
+    "watch": Entry(_JOBS, "jobs", "fractune watch 4f1c9a02d7e8"),
+    "cancel": Entry(_JOBS, "jobs", "fractune cancel 4f1c9a02d7e8"),
+    "cost": Entry(_JOBS, "jobs", "fractune cost --since 7d"),
+    "retune": Entry(_JOBS, "jobs", "fractune retune --shares cpu:4"),
+    "log": Entry(_JOBS, "log", "fractune log show --share cpu:1 --fastest"),
+    "diff": Entry(_ANALYSIS, "jobs", "fractune diff 4f1c9a02d7e8 b2c07d11e6a4"),
+    "match": Entry(_ANALYSIS, "log", "fractune match model.onnx --share cpu:2"),
+    "matrix": Entry(_ANALYSIS, "models.analysis", "fractune matrix model.onnx --shares cpu:1,cpu:2"),
+    "knee": Entry(_ANALYSIS, "models.analysis", "fractune knee model.onnx --shares cpu:1,cpu:2,cpu:4"),
+    "fit": Entry(_ANALYSIS, "models.analysis", "fractune fit model.onnx --rate 18/s --p99 50ms"),
+    "pair": Entry(_ANALYSIS, "models.analysis", "fractune pair a.fractune b.fractune --overlap cpu:2"),
+    "plan": Entry(_ANALYSIS, "models.analysis", "fractune plan plan.toml"),
+    "noise": Entry(_ANALYSIS, "models.analysis", "fractune noise --share cpu:1"),
+    "up": Entry(_FLEET, "fleet.up", "fractune up --shares cpu:1,cpu:2"),
+    "dashboard": Entry(_FLEET, "fleet.up", "fractune dashboard --server tuner:50051"),
+    "server": Entry(_FLEET, "fleet.launch", "fractune server --redis redis://localhost:6379/0"),
+    "worker": Entry(_FLEET, "fleet.launch", "fractune worker --role build --redis redis://tuner:6379/0"),
+    "node": Entry(_FLEET, "fleet.launch", "fractune node --shares cpu:1,cpu:2 --redis redis://tuner:6379/0"),
+    "slurm": Entry(_FLEET, "fleet.slurm", "fractune slurm script --nodes 4 --time 4:00:00 --state ~/fleet"),
+    "workers": Entry(_FLEET, "jobs", "fractune workers --server tuner:50051"),
+    "shares": Entry(_FLEET, "machine", "fractune shares --prove"),
+    "mps": Entry(_FLEET, "machine", "fractune mps start"),
+    "doctor": Entry(_FLEET, "machine", "fractune doctor"),
+    "health": Entry(_FLEET, "fleet.launch", "fractune health --server tuner:50051"),
+    "admin": Entry(_FLEET, "fleet.admin", "fractune admin token create ci --scope submit --out token"),
+    "completion": Entry(_FLEET, "machine", "fractune completion bash"),
+}
 
 
 def _option(name: str, text: str) -> Any:

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from fractune.cli import build_app, main
-from fractune.cli.command_list import COMMANDS
+from fractune.cli.group import COMMANDS
 from fractune.comparing import padded_outputs
 from fractune_core.errors import ServerUnreachable, StateUnusable, error_kinds
 from tests.support.client_samples import bundle_bytes
@@ -34,7 +34,7 @@ def test_every_error_has_its_exit_code(server: ScriptedServer, capsys: pytest.Ca
 def test_a_package_that_is_not_installed_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fractune.cli.commands.jobs.jobs.session", lambda *_, **__: import_module("nowhere"))
+    monkeypatch.setattr("fractune.cli.commands.jobs.session", lambda *_, **__: import_module("nowhere"))
     assert main(["jobs"]) == 1
     assert only_line(capsys.readouterr().err) == (
         "fractune: this part needs nowhere, which is not installed; 'fractune doctor' says what to install"
@@ -44,7 +44,7 @@ def test_a_package_that_is_not_installed_is_named(
 def test_an_unexpected_error_is_one_line_with_the_way_to_its_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fractune.cli.commands.jobs.jobs.session", None)  # a bug: calling it is a TypeError
+    monkeypatch.setattr("fractune.cli.commands.jobs.session", None)  # a bug: calling it is a TypeError
     assert main(["jobs"]) == 1
     line = only_line(capsys.readouterr().err)
     assert "unexpected error: TypeError" in line

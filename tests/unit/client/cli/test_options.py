@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from fractune.cli import build_app, main
-from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
+from fractune.cli.commands.fleet.launch import LogFormat, LogLevel, set_up_logs
 from fractune.cli.options import parse_inputs, parse_one_size, parse_part, parse_several, parse_sizes, read_key
 from fractune.features.shapes.sample import read_sample
 from fractune.server.credentials import VARIABLES

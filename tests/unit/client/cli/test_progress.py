@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fractune.cli.commands.jobs.jobs import _job_cells, job_json
-from fractune.cli.printing import print_details
-from fractune.cli.progress import JsonView, progress_json
+from fractune.cli.commands.jobs import _job_cells, job_json
+from fractune.cli.printing import JsonView, print_details, progress_json
 from fractune.features.goal import Goal, GoalStep, PeerTiming, SideBySide, goal_news
 from fractune.features.tune.table import result_json
 from fractune.server.job_status import JobProgress, JobStatus, OperatorStatus, job_status

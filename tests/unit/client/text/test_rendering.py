@@ -8,8 +8,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from fractune.cli.commands.jobs.jobs import _jobs_table, _workers_table
-from fractune.cli.commands.machine.shares import _table as shares_table
+from fractune.cli.commands.jobs import _jobs_table, _workers_table
+from fractune.cli.commands.machine import _shares_table as shares_table
 from fractune.features.tune.table import latency_table
 from fractune.server.job_status import Worker, job_status
 from fractune.text.rendering import Column, Table

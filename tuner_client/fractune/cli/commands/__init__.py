@@ -1,1 +1,1 @@
-"""One file a command, in rooms by kind; no room imports another."""
+"""The commands: what each takes and prints. No room imports another."""

@@ -1,28 +1,78 @@
-"""`fractune server` and `fractune worker`: the parts of a fleet, each on its own; `fractune node`: all workers of a
-machine.
-"""
+"""`fractune server` and `worker`, the parts of a fleet; `node`, all workers of a machine; `health` of a server."""
 
 import contextlib
+import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fractune.cli import logs, options
+from fractune.cli import options
 from fractune.cli.ending import Stopped
-from fractune.cli.environment import database_address, fleet_secret, redis_address
-from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
+from fractune.cli.options import database_address, fleet_secret, redis_address
 from fractune.local.node import DEFAULT_GRACE_S, NodeOptions, node_shares, run_node
 from fractune.local.programs import run_server, run_worker
 from fractune.local.state import default_state_dir
+from fractune.server.credentials import Credentials
+from fractune.server.rpc import RpcClient
+from fractune.sessions.session import named_server
 from fractune.text.text import parse_bytes
 from fractune_core.access.addresses import with_user
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.fleet.options import RoleName, ServerOptions, WorkerOptions
+from fractune_core.names import HealthPart
 from fractune_core.records import COLD, WARM
+from fractune_core.tracing import current_log_fields
+
+_CHATTY = ("alembic", "rq")
+"""libraries with INFO messages about their own insides"""
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="Least level of logged messages.")]
+LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="Lines of text, or one JSON object a line.")]
+
+
+def set_up_logs(level: LogLevel, form: LogFormat) -> None:
+    """Let this process log to standard error."""
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s")
+    handler.setFormatter(_JsonLines() if form is LogFormat.JSON else text)
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=number, handlers=[handler], force=True)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(number, logging.WARNING))
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **current_log_fields(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
 
 AUTO = "auto"
 _LEAST_MODEL_MEMORY = 1 << 30
@@ -45,8 +95,8 @@ class Fleet:
     secret_file: Annotated[
         Path | None, typer.Option("--secret-file", help="File with the fleet's secret (else FRACTUNE_SECRET).")
     ] = None
-    log_level: logs.Level = LogLevel.INFO
-    log_format: logs.Format = LogFormat.TEXT
+    log_level: LogLevelOption = LogLevel.INFO
+    log_format: LogFormatOption = LogFormat.TEXT
 
     def arguments(self, role: str, passwords: Path | None) -> Iterator[str]:
         """The same options for a worker of the role. With a folder of passwords, as `fractune admin redis-acl` writes
@@ -212,3 +262,31 @@ def _parse_cores(text: str) -> list[int]:
         return [int(core) for core in text.split(",")]
     except ValueError:
         raise BadRequest(f"--cores '{text}': write core numbers, such as 0,1") from None
+
+
+def health(
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            metavar="HOST:PORT",
+            help=f"The server; unix:PATH too (else FRACTUNE_SERVER, else {options.DEFAULT_LISTEN}).",
+        ),
+    ] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")] = 5.0,
+    live: Annotated[bool, typer.Option("--live", help="Check only whether the server must be restarted.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Report whether a server is healthy. The exit code is 0 or 1, and 5 if the server does not answer."""
+    parts = [HealthPart.ENGINE] if live else list(HealthPart)
+    server = named_server(None, server) or options.DEFAULT_LISTEN
+    with RpcClient(server, timeout_s, Credentials.found()) as client:
+        found = {part.value: client.is_serving(part.value) for part in parts}
+    if as_json:
+        print(json.dumps({"server": server, "healthy": all(found.values()), "parts": found}))
+    else:
+        for part, works in found.items():
+            print(f"{part}: {'ok' if works else 'failing'}")
+    failing = [part for part, works in found.items() if not works]
+    if failing:
+        raise FractuneError(f"the server at {server} is not ready: {', '.join(failing)}; its log says why")

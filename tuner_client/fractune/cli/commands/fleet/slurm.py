@@ -9,10 +9,16 @@ from typing import Annotated
 
 import typer
 
-from fractune.cli import logs
-from fractune.cli.commands.fleet.launch import AUTO, parse_count
+from fractune.cli.commands.fleet.launch import (
+    AUTO,
+    LogFormat,
+    LogFormatOption,
+    LogLevel,
+    LogLevelOption,
+    parse_count,
+    set_up_logs,
+)
 from fractune.cli.ending import Stopped
-from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
 from fractune.local.node import NodeOptions, node_shares
 from fractune.local.slurm import DEFAULT_GRACE_S, HeadOptions, ScriptOptions, batch_script, prepare, run_head
 from fractune_core.errors import BadRequest
@@ -71,15 +77,15 @@ Command = Annotated[
     list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="Run this on the first node, and end with it.")
 ]
 
-app = typer.Typer(help="Run a fleet as a job of Slurm.", rich_markup_mode=None)
+slurm_app = typer.Typer(help="Run a fleet as a job of Slurm.", rich_markup_mode=None)
 
 
-@app.callback()
+@slurm_app.callback()
 def slurm() -> None:
     """Run a fleet as a job of Slurm."""
 
 
-@app.command()
+@slurm_app.command()
 def script(
     fleet: SlurmFleet,
     time: Annotated[str, typer.Option("--time", help="Time limit of the job, as for sbatch.")],
@@ -96,11 +102,11 @@ def script(
     typer.echo(batch_script(wanted, [*fleet.words(), *(["--", *command] if command else [])]), nl=False)
 
 
-@app.command()
+@slurm_app.command()
 def head(
     fleet: SlurmFleet,
-    log_level: logs.Level = LogLevel.INFO,
-    log_format: logs.Format = LogFormat.TEXT,
+    log_level: LogLevelOption = LogLevel.INFO,
+    log_format: LogFormatOption = LogFormat.TEXT,
     command: Command = None,
 ) -> None:
     """Run the fleet of this Slurm job, as the batch file does."""

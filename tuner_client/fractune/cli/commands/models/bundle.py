@@ -1,7 +1,8 @@
-"""`fractune bundle`: a bundle from the log or of a finished job, or a check of a bundle file."""
+"""`fractune bundle`, `join` and `compete`: a bundle written, checked, joined, compared; `fuse`: models made one."""
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +12,133 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.ending import end_without
-from fractune.cli.progress import choose_view
+from fractune.cli.printing import choose_view, print_json, print_tables
 from fractune.features.client import Client
-from fractune.features.tune.bundle import POLICIES, BundleFile
+from fractune.features.compete.compete import REPEATS
+from fractune.features.compete.compete import compete as compete_with
+from fractune.features.compete.results import checked_json, checked_lines, contest_events
+from fractune.features.fuse import FusedModel, apart_text, slots_text
+from fractune.features.fuse import fuse as fuse_models
+from fractune.features.shapes.join import JoinedBundle, padding_line, shapes_lines
+from fractune.features.shapes.join import join as join_files
+from fractune.features.tune.bundle import POLICIES, BundleFile, write_image
 from fractune.features.tune.bundle import bundle as bundle_model
-from fractune.features.tune.image import write_image
 from fractune.models.source import check_model_file
 from fractune.sessions.session import session
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import SUFFIX
 from fractune_runtime.loading import open_bundle
 from fractune_runtime.signatures import check_private_key
+
+
+def compete(
+    bundle: Annotated[Path, typer.Argument(help="Bundle file; it gets the times, and is replaced.")],
+    model: Annotated[Path, typer.Option("--model", help="The ONNX file that the bundle was made from.")],
+    runtimes: Annotated[
+        str | None,
+        typer.Option("--runtimes", metavar="onnxruntime,openvino", help="Contenders (default: those installed)."),
+    ] = None,
+    shares: Annotated[
+        str | None, typer.Option("--shares", metavar="cpu:1,cpu:2", help="CPU shares of the bundle (default: all).")
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=6, help="Number of timings of each.")] = REPEATS,
+    inexact: Annotated[
+        bool, typer.Option("--inexact", help="Let runtimes round as they do by default (bfloat16, 8 bits).")
+    ] = False,
+    check_inputs: options.CheckInputs = None,
+    sizes: options.SizesOfBundle = None,
+    record: Annotated[bool, typer.Option("--record", help="Keep the times in the log of the server.")] = False,
+    as_json: options.Json = False,
+    *,
+    place: options.Place,
+) -> None:
+    """Time a bundle beside other runtimes; the faster one serves it."""
+    place.check_record(record=record)
+    found = compete_with(
+        bundle,
+        model,
+        runtimes=runtimes,
+        shares=shares,
+        repeats=repeats,
+        inexact=inexact,
+        check_inputs=check_inputs,
+        sizes=options.parse_one_size(sizes),
+        progress=not as_json,
+    )
+    if as_json:
+        print_json({"event": "checked", "checked": checked_json(found.path)}, *contest_events(found))
+    else:
+        print_tables(found.table)
+        for line in checked_lines(found.path):
+            print(line)
+        print(f"bundle: {found.path}", flush=True)
+    if record:
+        with session(Client, place.state, place.server) as client:
+            client.add_runtime_times(found.measured())
+
+
+def join(
+    bundles: Annotated[
+        list[Path], typer.Argument(help="Bundles of one model for several shapes, or a joined bundle to compare again.")
+    ],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write.")] = None,
+    force: options.Force = False,
+    *,
+    padding: options.Padding,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="The ONNX file; sizes between shapes are compared with it.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Join bundles of one model for several shapes, and prove its padding."""
+    found = join_files(bundles, out=out, force=force, model=model, **padding.parsed())
+    if as_json:
+        print(json.dumps(_joined_json(found)))
+        return
+    print(f"bundle:    {os.path.relpath(found.path)}")
+    for line in shapes_lines(found.buckets):
+        print(line)
+    print(padding_line(found.padding))
+
+
+def _joined_json(found: JoinedBundle) -> dict[str, object]:
+    return {"bundle": str(found.path), "buckets": list(found.buckets), "padding": found.padding.to_json()}
+
+
+def fuse(
+    models: Annotated[list[Path], typer.Argument(help="Model files with the same structure and different weights.")],
+    slots: Annotated[
+        int | None, typer.Option("--slots", help="Number of slots; spare ones stay empty. [default: one a model]")
+    ] = None,
+    inputs: options.Inputs = None,
+    sizes: options.SizesByName = None,
+    run_script: options.RunScript = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write. [default: FIRST_xSLOTS.fused]")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Fuse variants of a model into one model with a slot for each."""
+    shapes, by_name = options.parse_inputs(inputs), options.parse_one_size(sizes)
+    found = fuse_models(models, slots=slots, inputs=shapes, sizes=by_name, run_script=run_script, out=out)
+    if as_json:
+        print(json.dumps(_fused_json(found)))
+        return
+    print(f"slots:     {slots_text(found.slots)}")
+    print(f"operators: {found.operators} to tune, each for all slots at once")
+    if found.apart:
+        print(f"           {apart_text(found.apart)}")
+    print(f"model:     {found.path}")
+    print(f"next:      fractune tune {os.path.relpath(found.path)} --shares cpu:1")
+
+
+def _fused_json(found: FusedModel) -> dict[str, object]:
+    return {
+        "path": str(found.path),
+        "slots": list(found.slots),
+        "operators": found.operators,
+        "apart": list(found.apart),
+    }
 
 
 @dataclass(frozen=True)
@@ -74,7 +191,7 @@ def bundle(
     """
     if verify or public_key is not None:
         others = (schedules != Schedules(), sign, image, exact, out, force, *vars(of_model).values())
-        _verify(Path(source), public_key, alone=verify and not any(others), as_json=as_json)
+        _verify_bundle(Path(source), public_key, alone=verify and not any(others), as_json=as_json)
         return
     key = options.read_key("--sign", sign) if sign else None
     if key is not None:
@@ -93,7 +210,7 @@ def bundle(
             made = client.job(source).bundle(out, force=force)
     if key is not None:
         made.sign(key)
-    _show(made, image, as_json=as_json)
+    _show_bundle(made, image, as_json=as_json)
 
 
 def _of_log(model: Path, schedules: Schedules, given: Mapping[str, Any]) -> BundleFile:
@@ -102,7 +219,7 @@ def _of_log(model: Path, schedules: Schedules, given: Mapping[str, Any]) -> Bund
     return bundle_model(model, **vars(schedules), **given)
 
 
-def _show(made: BundleFile, image: Path | None, *, as_json: bool) -> None:
+def _show_bundle(made: BundleFile, image: Path | None, *, as_json: bool) -> None:
     """Print the bundle, write its image, and exit with a code of its own if shares were skipped."""
     skipped = made.skipped_shares
     shown = {"job": made.job, "bundle": str(made.path), "skipped_shares": skipped}
@@ -115,7 +232,7 @@ def _show(made: BundleFile, image: Path | None, *, as_json: bool) -> None:
     end_without(skipped)
 
 
-def _verify(path: Path, public_key: Path | None, *, alone: bool, as_json: bool) -> None:
+def _verify_bundle(path: Path, public_key: Path | None, *, alone: bool, as_json: bool) -> None:
     if not alone:
         raise BadRequest(
             "--verify and --public-key check a bundle file (fractune bundle --verify FILE --public-key KEY.pem); leave "

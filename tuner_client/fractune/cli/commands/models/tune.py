@@ -13,8 +13,7 @@ import typer
 from fractune.cli import options
 from fractune.cli.ending import GOAL_MISSED, LeavableView, end_without, run_when_done
 from fractune.cli.open_sizes import settled_or_asked
-from fractune.cli.printing import print_answer, print_details, print_json, print_picture
-from fractune.cli.progress import choose_view
+from fractune.cli.printing import choose_view, print_answer, print_details, print_json, print_picture
 from fractune.features.compete.results import checked_lines
 from fractune.features.fuse import apart_text, slots_text
 from fractune.features.goal import goal_notes, verdict_line

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fractune.cli import main
-from fractune.cli.commands.jobs import jobs
+from fractune.cli.commands import jobs
 from fractune.cli.ending import LeavableView, Stopped
 from fractune.features.client import Client
 from fractune_core.pb import fractune_pb2 as pb

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import fractune.cli.commands.machine.shares as command
+import fractune.cli.commands.machine as command
 from fractune.cli import main
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share, units_text

@@ -1,22 +1,126 @@
-"""`fractune shares`: the shares that this machine offers, and their proofs."""
+"""`fractune shares`, `doctor`, `mps ...` and `completion`: what this machine offers, and how it is set up."""
 
 import json
 import os
 from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
 from fractune.cli import options
-from fractune.local.doctor import cpu_lines, limit_text, making_text
-from fractune.local.programs import PROOF_FAILED, apply_mig_layout, machine_shares, mig_commands
+from fractune.features.compete.compete import bundle_use
+from fractune.local.doctor import Use, cpu_lines, examine, limit_text, making_text
+from fractune.local.programs import PROOF_FAILED, apply_mig_layout, machine_shares, mig_commands, mps_daemon_here
 from fractune.local.stack import own_env
 from fractune.text.rendering import Column, Table
 from fractune.text.text import percent_text
 from fractune_core.cpu_limits import LimitSize
-from fractune_core.cuda import GpuEnvironment
+from fractune_core.cuda import MPS_PIPE_DIRECTORY, GpuEnvironment
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.shares import Share, parse_shares, unit_name, units_text
+
+
+class Shell(StrEnum):
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
+    """Print a shell's completion script.
+
+    Bash and zsh: add `source <(fractune completion bash)` (or zsh) to ~/.bashrc (or ~/.zshrc). Fish: write it to
+    ~/.config/fish/completions/fractune.fish.
+    """
+    typer.echo(get_completion_script(prog_name="fractune", complete_var="_FRACTUNE_COMPLETE", shell=shell.value))
+
+
+mps_app = typer.Typer(help="Run NVIDIA's MPS daemon, for models at shares mps:N.", rich_markup_mode=None)
+
+
+@mps_app.callback()
+def mps() -> None:
+    """Run NVIDIA's MPS daemon, for models at shares mps:N."""
+
+
+@mps_app.command()
+def start() -> None:
+    """Start the first visible GPU's daemon, and keep it until it is stopped."""
+    gpu, daemon = mps_daemon_here()
+    daemon.keep()
+    print(f"an MPS daemon runs on {gpu.name} ({gpu.uuid})")
+    print("`fractune run --share mps:25` and `fractune.load` find it; for other programs set:")
+    print(f"{MPS_PIPE_DIRECTORY}={daemon.pipe_dir}")
+
+
+@mps_app.command()
+def stop() -> None:
+    """End the daemon, or leave that to its last worker. Clients end first."""
+    gpu, daemon = mps_daemon_here()
+    daemon.stop_keeping()
+    left = ", and ends with the last worker on the GPU" if daemon.is_running() else ""
+    print(f"the MPS daemon of {gpu.name} ({gpu.uuid}) {'still runs' if left else 'does not run'}{left}")
+
+
+@mps_app.command()
+def status(as_json: options.Json = False) -> None:
+    """Report whether the daemon runs, and its clients."""
+    gpu, daemon = mps_daemon_here()
+    found: dict[str, Any] = {"gpu": gpu.uuid, "pipe_dir": str(daemon.pipe_dir), "running": daemon.is_running()}
+    found |= {"kept": daemon.is_kept, "clients": daemon.clients()}
+    if as_json:
+        print(json.dumps(found))
+        return
+    if not found["running"]:
+        print(f"no MPS daemon runs on {gpu.name} ({gpu.uuid}); start one: fractune mps start")
+        return
+    until = "until `fractune mps stop`" if found["kept"] else "until its last worker ends"
+    clients = ", ".join(map(str, found["clients"])) or "none"
+    print(f"an MPS daemon runs on {gpu.name} ({gpu.uuid}) {until}")
+    print(f"{MPS_PIPE_DIRECTORY}={daemon.pipe_dir}\nclients: {clients}")
+
+
+class UseName(StrEnum):
+    RUN = "run"
+    TUNE = "tune"
+    LIMITS = "limits"
+    CUDA_BUILDS = "cuda-builds"
+    GPU = "gpu"
+
+
+def doctor(
+    uses: Annotated[
+        list[UseName] | None, typer.Option("--for", help="Exit with 1 unless this machine is ready for it; repeatable.")
+    ] = None,
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", help="Exit with 1 unless this machine can run this bundle.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Report what this machine is ready for, and how to install the rest."""
+    names = [name.value for name in uses or []]
+    if bundle is not None and names:
+        raise BadRequest("--bundle and --for exclude each other; give one of them")
+    examined = [bundle_use(bundle)] if bundle else [use for use in examine() if not names or use.name in names]
+    for use in examined:
+        typer.echo(json.dumps(use.to_json()) if as_json else _use_text(use))
+    if not as_json:
+        typer.echo("+ found, - missing, o missing but not required")
+    ready = [use.ready for use in examined]
+    if not (all(ready) if names or bundle else any(ready)):
+        raise typer.Exit(1)
+
+
+def _use_text(use: Use) -> str:
+    lines = [f"{use.title}: {'ready' if use.ready else 'not ready'}"]
+    for finding in use.findings:
+        mark = "+" if finding.found else ("o" if finding.optional else "-")
+        lines.append(f"  {mark} {finding.what}: {finding.found or finding.how}")
+    return "\n".join(lines)
+
 
 _GIB = 2**30
 
@@ -52,7 +156,7 @@ def shares(
     if mig_layout is not None:
         _divide(mig_layout, apply=apply, as_json=as_json)
     else:
-        _list(requested, prove=prove, as_json=as_json)
+        _list_shares(requested, prove=prove, as_json=as_json)
 
 
 def _single(shares: list[Share]) -> list[Share]:
@@ -61,7 +165,7 @@ def _single(shares: list[Share]) -> list[Share]:
     return list(dict.fromkeys(found))
 
 
-def _list(named: list[Share], *, prove: bool, as_json: bool) -> None:
+def _list_shares(named: list[Share], *, prove: bool, as_json: bool) -> None:
     """Raises ShareUnavailable at the end when a share failed its proof, or when no device has a named share, and
     BadRequest when the environment says what cannot be meant.
     """
@@ -96,7 +200,7 @@ def _print_environment(said: GpuEnvironment, *, as_json: bool) -> None:
 
 
 def _print_device(device: dict[str, Any], *, every_reason: bool) -> None:
-    _table(device).print()
+    _shares_table(device).print()
     for reason in _refusals(device["offers"], every=every_reason):
         print(f"not offered: {reason}")
     for offer in device["offers"]:
@@ -148,7 +252,7 @@ def _has_failed(offer: dict[str, Any]) -> bool:
     return bool(offer["proof"] == PROOF_FAILED)
 
 
-def _table(device: dict[str, Any]) -> Table:
+def _shares_table(device: dict[str, Any]) -> Table:
     columns = (
         *(Column("share"), Column("granted", numbers=True), Column("fraction", numbers=True, dispensable=1)),
         *(
@@ -161,11 +265,11 @@ def _table(device: dict[str, Any]) -> Table:
     return Table(
         title=device["label"],
         columns=columns,
-        cells=tuple(_cells(offer) for offer in device["offers"] if not offer["refusal"]),
+        cells=tuple(_share_cells(offer) for offer in device["offers"] if not offer["refusal"]),
     )
 
 
-def _cells(offer: dict[str, Any]) -> tuple[str, ...]:
+def _share_cells(offer: dict[str, Any]) -> tuple[str, ...]:
     units = "-" if offer["units"] is None else str(offer["units"])
     memory = "-" if offer["memory_bytes"] is None else f"{offer['memory_bytes'] / _GIB:.1f} GiB"
     kept = {True: "reserved", False: "capped", None: "-"}[offer["reserved"]]

@@ -1,6 +1,8 @@
-"""`fractune jobs`, `show`, `watch`, `cancel` and `workers`: the jobs and workers of a server."""
+"""`fractune jobs`, and commands about one job (`show`, `watch`, `diff` ...) or many (`cost`, `retune`, `workers`)."""
 
+import json
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,10 +12,14 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.ending import end_without, run_when_done
-from fractune.cli.printing import HEAVIEST, print_answer, print_details, print_json, print_tables
-from fractune.cli.progress import choose_view
+from fractune.cli.printing import HEAVIEST, choose_view, print_answer, print_details, print_json, print_tables
 from fractune.features.client import Client
 from fractune.features.compete.results import times_of_job
+from fractune.features.cost import DEFAULT_LIMIT as COST_LIMIT
+from fractune.features.cost import cost as costs_of
+from fractune.features.diff import diff as diff_of
+from fractune.features.retune import DEFAULT_LIMIT as RETUNE_LIMIT
+from fractune.features.retune import retune as retune_models
 from fractune.features.tune.answer import Answer, answer_json, answer_of
 from fractune.features.tune.table import result_json
 from fractune.local.state import default_state_dir
@@ -22,9 +28,110 @@ from fractune.sessions.progress import live_lines
 from fractune.sessions.session import named_server, running_stack_of, server_session, session
 from fractune.text.output_files import new_bundle
 from fractune.text.rendering import Column, Table
-from fractune_core.errors import one_line
-from fractune_core.jobs import JobState
+from fractune.text.text import parse_lifetime_s
+from fractune_core.errors import JobFailed, one_line
+from fractune_core.jobs import JobSpec, JobState, Priority
 from fractune_core.shares import share_names, units_text
+
+
+def retune(
+    shares: Annotated[str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares to tune for.")],
+    models: Annotated[str, typer.Option("--models", metavar="TEXT", help="Part of the models' names.")] = "",
+    device: Annotated[
+        str, typer.Option("--device", metavar="KEY", help="Only models measured on a device with this in its key.")
+    ] = "",
+    tvm: Annotated[
+        str, typer.Option("--tvm", metavar="VERSION", help="Only models that this version of TVM measured last.")
+    ] = "",
+    trials: Annotated[
+        int | None, typer.Option("--trials", help=f"Candidates of each model (default: {JobSpec.trials}).")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Stop each search after this long.")] = None,
+    priority: Annotated[Priority, typer.Option("--priority", help="Share of the fleet.")] = Priority.LOW,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Look at this many of the newest jobs.")] = RETUNE_LIMIT,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the models, in their order.")] = False,
+    as_json: options.Json = False,
+    *,
+    place: options.JobPlace,
+) -> None:
+    """Tune the known models again: for other shares or new hardware."""
+    found = retune_models(
+        shares,
+        trials=trials,
+        minutes=minutes,
+        models=models,
+        device=device,
+        tvm=tvm,
+        priority=priority,
+        limit=limit,
+        dry_run=dry_run,
+        progress=choose_view(quiet=False, as_json=as_json),
+        **vars(place),
+    )
+    table = found.table
+    if as_json:
+        for row in table.rows:
+            print(json.dumps({"event": "retuned", **row}))
+    else:
+        table.print()
+        for note in table.notes:
+            print(note)
+    if failed := sum(bool(each.error) for each in found.models):
+        raise JobFailed(f"{failed} of {len(found.models)} models could not be tuned; the table has the reasons")
+    end_without(found.skipped_shares)
+
+
+_SIDE = "Name of a job, or a bundle's file."
+
+
+def diff(
+    before: Annotated[str, typer.Argument(metavar="A", help=_SIDE)],
+    after: Annotated[str, typer.Argument(metavar="B", help=_SIDE)],
+    as_json: options.Json = False,
+    *,
+    place: options.Place,
+) -> None:
+    """Show what got faster from one job or bundle to another."""
+    found = diff_of(before, after, **vars(place))
+    if as_json:
+        sides = {"before": found.before.to_json(), "after": found.after.to_json()}
+        print(json.dumps({"event": "sides", **sides, "notes": found.notes}))
+        for each in found.changes:
+            print(json.dumps({"event": "change", **each.to_json()}))
+        return
+    found.table.print()
+    for line in found.table.notes:
+        print(line)
+
+
+def cost(
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="One job (default: the newest --limit jobs).")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="30d", help="Only work that ended within this time (12h, 30d).")
+    ] = None,
+    prices: Annotated[
+        Path | None, typer.Option("--prices", metavar="FILE.toml", help="Prices of an hour; adds the cost in money.")
+    ] = None,
+    by_token: Annotated[
+        bool, typer.Option("--by-token", help="A row for each token; needs a token of the scope admin.")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many jobs, newest first.")] = COST_LIMIT,
+    as_json: options.Json = False,
+    *,
+    place: options.Place,
+) -> None:
+    """Show the use of the fleet by jobs: share-seconds, CPU seconds, money. Money needs --prices."""
+    began = None if since is None else time.time() - parse_lifetime_s("--since", since)
+    found = costs_of(job, since=began, prices=prices, tokens=by_token, limit=limit, **vars(place))
+    table = found.by_token if by_token else found.table
+    if as_json:
+        for row in table.rows:
+            print(json.dumps(row))
+    else:
+        print(table)
+
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, with or without 'jobs/'.")]
 

@@ -24,7 +24,7 @@ from fractune_core.files.bundles import SUFFIX, is_bundle
 from fractune_core.records import TuningRecord
 from fractune_core.shares import Share
 
-app = typer.Typer(help="The tuning log: show, code, export, import, prune, dead.", rich_markup_mode=None)
+log_app = typer.Typer(help="The tuning log: show, code, export, import, prune, dead.", rich_markup_mode=None)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Format(StrEnum):
     JSONDATABASE = "jsondatabase"
 
 
-@app.command()
+@log_app.command()
 def show(
     limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of records.")] = 20,
     fastest: Annotated[bool, typer.Option("--fastest", help="Fastest first, not newest first.")] = False,
@@ -73,7 +73,7 @@ def show(
     print(f"{len(found)} of {found.total} records")
 
 
-@app.command()
+@log_app.command()
 def code(
     record: Annotated[str, typer.Argument(help="Record, by its id (default: the fastest that passes).")] = "",
     assembly: Annotated[bool, typer.Option("--assembly", help="Assembly of a CPU's code in place of the TIR.")] = False,
@@ -101,7 +101,7 @@ def _fastest(log: Log, filters: Filters) -> TuningRecord:
     return found[0]
 
 
-@app.command()
+@log_app.command()
 def export(
     path: Annotated[Path, typer.Argument(help="File to write (for jsondatabase a folder).")],
     file_format: Annotated[Format, typer.Option("--format", help="Format of the file.")] = Format.JSONL,
@@ -118,7 +118,7 @@ def export(
     print(json.dumps({"path": str(path), "records": count}) if as_json else f"{count} records written to {path}")
 
 
-@app.command()
+@log_app.command()
 def dead(
     replay: Annotated[bool, typer.Option("--replay", help="Have the server read all of them again.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of results.")] = 20,
@@ -143,7 +143,7 @@ def dead(
         print(f"{len(found)} of {total} unreadable results")
 
 
-@app.command("import")
+@log_app.command("import")
 def import_(
     path: Annotated[Path, typer.Argument(help="JSON lines of fractune, or a MetaSchedule JSONDatabase folder.")],
     share: Annotated[
@@ -177,7 +177,7 @@ def _measured_at(path: Path, share: str, *, this_host: bool) -> str:
     return str(Share.parse(share))
 
 
-@app.command()
+@log_app.command()
 def prune(
     keep_best: Annotated[
         int, typer.Option("--keep-best", min=0, help="Trials to keep of each operator, target, device and share.")

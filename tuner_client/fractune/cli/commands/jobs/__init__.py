@@ -1,1 +1,0 @@
-"""Commands about the jobs of a server, their cost, and the log of their measurements."""
