@@ -25,8 +25,8 @@ from benchmarks.support.limit_cgroup import limit_cgroup, set_limit
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import find_model
 from benchmarks.support.processes import import_path
-from fractune_core.analysis.cpu_limits.limits import PERIOD_US, threads_text
-from fractune_core.host.cgroups import throttlings
+from fractune_core.cpu_limits import PERIOD_US, threads_text
+from fractune_core.host.cpus import throttlings
 from fractune_core.host.machine import busy_s
 from fractune_core.served import poisson
 from fractune_workers.child import Child

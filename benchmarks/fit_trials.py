@@ -23,7 +23,7 @@ from benchmarks.support.models import find_model
 from fractune.errors import FractuneError
 from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, measure
 from fractune.features.fit.verifying import Verified, check_limits, verify
-from fractune_core.analysis.cpu_limits.fitting import Alternative
+from fractune_core.analysis.limit_fitting import Alternative
 from fractune_core.served import LOAD
 
 KEPT_BAR, BROKEN_BAR = 0.9, 0.7

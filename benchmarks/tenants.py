@@ -22,7 +22,7 @@ from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.server_figures import METRICS, Watch
 from benchmarks.support.simulated_fleet import SimulatedFleet
 from benchmarks.support.simulated_workers import SHARE, FleetLife
-from fractune_core.access.tokens import Quotas, Reach, Scope
+from fractune_core.access import Quotas, Reach, Scope
 from fractune_core.jobs import Priority
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.admin import Admin

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fractune_core.analysis.cpu_limits.limits import PERIOD_US
-from fractune_core.host.cgroups import cgroup_folders
+from fractune_core.cpu_limits import PERIOD_US
+from fractune_core.host.cpus import cgroup_folders
 
 _SHARES = 20_480
 """of CPU time against 1,024 of other programs, so that these disturb less"""

@@ -16,8 +16,8 @@ from unittest.mock import patch
 
 import redis
 
+from fractune_core.fleet.redis_state import put_entry
 from fractune_core.fleet.signed_messages import seal_worker
-from fractune_core.fleet.worker_entries import put_entry
 from fractune_core.records import Status, candidate_id
 from fractune_workers.builder_process import BuilderProcess, BuiltCandidate
 from fractune_workers.child import Child, Preemption

@@ -26,8 +26,8 @@ from benchmarks.queue_cost import TRACE
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.blobs import add_signed_blob
-from fractune_core.fleet.marks import CANCELLED, DONE, mark
 from fractune_core.fleet.messages import CPU_BATCH, BuildWork, CandidateItem, MeasureWork, WorkerInfo, cancelled_by
+from fractune_core.fleet.redis_state import CANCELLED, DONE, mark
 from fractune_core.fleet.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import ArtifactItem, Kind, Status, candidate_id

@@ -19,7 +19,7 @@ import pytest
 import redis
 
 from fractune_core.files.bundles import Bundle
-from fractune_core.fleet.marks import CANCELLED, DONE
+from fractune_core.fleet.redis_state import CANCELLED, DONE
 from fractune_core.operators import WINOGRAD4, is_exact
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Kind, Status

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.access.tokens import Quotas, Reach, Scope
+from fractune_core.access import Quotas, Reach, Scope
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.admin import Admin
 from tests.processes.test_access import client_credentials

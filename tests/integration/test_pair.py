@@ -15,7 +15,7 @@ from fractune.features.pair import run as sharing
 from fractune.features.pair.arrangement import arrange, usable_cores
 from fractune.features.pair.run import Program, co_located
 from fractune.local.stack import own_env
-from fractune_core.analysis.cpu_limits.limits import SPIN_COUNT, SPIN_YIELDS
+from fractune_core.cpu_limits import SPIN_COUNT, SPIN_YIELDS
 from tests.support.client_samples import DEVICE, bundle_bytes
 from tests.support.paths import REPOSITORY
 

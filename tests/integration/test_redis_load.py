@@ -4,7 +4,7 @@ from pathlib import Path
 
 import redis
 
-from fractune_core.fleet.marks import DONE
+from fractune_core.fleet.redis_state import DONE
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import commands_of, running_redis, wait_until

@@ -12,7 +12,7 @@ import redis
 
 from fractune_core.fleet import redis_names
 from fractune_core.fleet.blobs import get_blob, put_blob
-from fractune_core.fleet.marks import DONE
+from fractune_core.fleet.redis_state import DONE
 from fractune_core.fleet.redis_users import ROLES, SERVER, USERS, acl_file
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.work_queues import WorkQueues

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from fractune_core.fleet.marks import CANCELLED, is_marked
+from fractune_core.fleet.redis_state import CANCELLED, is_marked
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Kind, candidate_id
 from fractune_server.services.jobs import MAX_WATCHERS

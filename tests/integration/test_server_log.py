@@ -10,7 +10,7 @@ import grpc
 import pytest
 import redis
 
-from fractune_core.analysis.runtime_times import MeasuredPair, RuntimeTime
+from fractune_core.analysis.model_times import MeasuredPair, RuntimeTime
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import redis_names

@@ -13,7 +13,6 @@ import redis
 
 from fractune_core.analysis.roofline import Roof
 from fractune_core.fleet.blobs import put_blob, put_signed_blob
-from fractune_core.fleet.marks import CANCELLED, mark
 from fractune_core.fleet.messages import CandidateItem, TargetOperator
 from fractune_core.fleet.redis_names import (
     BUILD_QUEUE,
@@ -24,7 +23,7 @@ from fractune_core.fleet.redis_names import (
     tuner_stream,
     workload_blob,
 )
-from fractune_core.fleet.worker_entries import SUM, WORK_DURATION
+from fractune_core.fleet.redis_state import CANCELLED, SUM, WORK_DURATION, mark
 from fractune_core.records import UNTUNED, VALIDATION_POLICY, ArtifactItem, Kind, Status, TuningRecord, candidate_id
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.fleet_messages import build_work, measure_work, operator_of, search_work

@@ -35,7 +35,7 @@ print(fractune_runtime.__file__, *unwanted)
 """
 WITHOUT_CALLS = """
 import os, sys
-from fractune_core.host.sandboxing.syscall_filter import refuse_system_calls
+from fractune_core.host.syscall_filter import refuse_system_calls
 refuse_system_calls()
 os.environ = {"HOME": "/nonexistent", "PATH": "/usr/bin:/bin", "PYTHONWARNINGS": "error"}
 os.chdir("/")

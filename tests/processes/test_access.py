@@ -20,8 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fractune import connect
 from fractune.errors import AccessRefused, ScopeMissing, ServerUnreachable
 from fractune.local.stack import StackOptions, running_stack
-from fractune_core.access.tls_files import TlsFiles
-from fractune_core.access.tokens import Quotas, Scope, TokenText
+from fractune_core.access import Quotas, Scope, TlsFiles, TokenText
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.access.authenticator import BURST, SCOPES
 from fractune_server.admin import Admin

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from fractune_core.access.tokens import Quotas, Reach, Scope
+from fractune_core.access import Quotas, Reach, Scope
 from fractune_core.errors import NotFound
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.access.authenticator import BURST

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fractune_core.access.tokens import Quotas, Scope
+from fractune_core.access import Quotas, Scope
 from fractune_core.fleet.redis_names import COMPILE_QUEUE
 from fractune_core.fleet.signed_messages import open_dated_work
 from fractune_core.pb import fractune_pb2 as pb

@@ -15,7 +15,7 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.access.tokens import Quotas, Scope, TokenText
+from fractune_core.access import Quotas, Scope, TokenText
 from fractune_core.fleet.redis_names import measure_queue
 from fractune_core.jobs import Priority
 from fractune_core.pb import fractune_pb2 as pb

@@ -13,7 +13,7 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.access.tokens import Quotas, Scope
+from fractune_core.access import Quotas, Scope
 from fractune_core.fleet.redis_names import BUILD_QUEUE
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.admin import Admin

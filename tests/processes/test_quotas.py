@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from fractune_core.access.tokens import Quotas, Scope, TokenText
+from fractune_core.access import Quotas, Scope, TokenText
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.admin import Admin
 from tests.processes.test_access import Place, client_credentials, running_place

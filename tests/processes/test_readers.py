@@ -16,8 +16,8 @@ import redis
 from fractune.local.stack import StackOptions, running_stack
 from fractune.server.rpc import RpcClient
 from fractune_core.fleet.blobs import put_blob
-from fractune_core.fleet.marks import CANCELLED, mark
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, model_blob
+from fractune_core.fleet.redis_state import CANCELLED, mark
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.locks.core_locks import CoreLocks

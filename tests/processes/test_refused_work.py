@@ -22,7 +22,6 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.codec.plain_json import write_json
 from fractune_core.fleet.blobs import put_blob
-from fractune_core.fleet.marks import DONE, unmark
 from fractune_core.fleet.messages import IngestWork
 from fractune_core.fleet.redis_names import (
     BUILD_QUEUE,
@@ -32,6 +31,7 @@ from fractune_core.fleet.redis_names import (
     WORK_MAX_AGE_S,
     model_blob,
 )
+from fractune_core.fleet.redis_state import DONE, unmark
 from fractune_core.fleet.signed_messages import seal_work
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.fleet_messages import ingest_work

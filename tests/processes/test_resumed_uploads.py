@@ -13,7 +13,7 @@ import pytest
 
 from fractune.server import uploads
 from fractune.server.rpc import RpcClient
-from fractune_core.access.tokens import Quotas, Scope
+from fractune_core.access import Quotas, Scope
 from fractune_core.errors import ServerUnreachable
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.admin import Admin

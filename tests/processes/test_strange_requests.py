@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from fractune_core.access.addresses import MOST_MESSAGE_BYTES
-from fractune_core.fleet.marks import CANCELLED
+from fractune_core.access import MOST_MESSAGE_BYTES
 from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM, UNREADABLE
+from fractune_core.fleet.redis_state import CANCELLED
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.operators import workload_hash
 from fractune_core.pb import fractune_pb2 as pb

@@ -26,7 +26,7 @@ from fractune.dashboard.guard import GuardOptions
 from fractune.dashboard.serving import PageServer
 from fractune.dashboard.sign_in import Entrance, SignedInPages
 from fractune.server.credentials import Credentials
-from fractune_core.access.tokens import Quotas, Reach, Scope, TokenText
+from fractune_core.access import Quotas, Reach, Scope, TokenText
 from fractune_core.codec.messages import to_proto
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.access.authenticator import SCOPES

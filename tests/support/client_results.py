@@ -24,14 +24,14 @@ from fractune.features.tune.result import TuneResult
 from fractune.server.job_status import JobProgress, JobStatus, OperatorMatch, OperatorStatus, ShareResult
 from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.co_location import RoundTimes, co_location_figures
-from fractune_core.analysis.cpu_limits.fitting import Alternative
-from fractune_core.analysis.cpu_limits.fitting import Goal as Fitting
-from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service
-from fractune_core.analysis.cpu_limits.prediction import Prediction
+from fractune_core.analysis.limit_fitting import Alternative
+from fractune_core.analysis.limit_fitting import Goal as Fitting
+from fractune_core.analysis.limit_prediction import Prediction
 from fractune_core.analysis.match import How
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.analysis.slowdown_ci import slowdown
+from fractune_core.cpu_limits import CpuLimit, Service
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Spending, Status
 from fractune_runtime.choosing import VariantChoice

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s
-from fractune_core.analysis.cpu_limits.prediction import Served, serve
+from fractune_core.analysis.limit_prediction import Served, serve
+from fractune_core.cpu_limits import CpuLimit, Service, capacity_per_s
 from fractune_core.served import poisson
 from tests.support.paths import REPOSITORY
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fractune_core.analysis.runtime_times import MeasuredPair, PairedModel, RuntimeTime
+from fractune_core.analysis.model_times import MeasuredPair, PairedModel, RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate
 
 

@@ -1,5 +1,7 @@
-"""Operators of a model: their numbers, which the recorder checks again; the refusal of a node of an ONNX file, a text
-for people from which a client learns the node again; texts of workloads and candidates, and the names that follow.
+"""Operators of a model: the texts of their workloads and candidates, and the names that follow from them.
+
+The recorder checks an operator's numbers again. The refusal of a node of an ONNX file is a text for people, from which
+a client learns the node again.
 
 Implementations of an operator are other programs for the same computation, named in a candidate's text. The direct
 implementation is the operator's own TIR, and has no name. A candidate of another one is written `winograd2:[[...`: its

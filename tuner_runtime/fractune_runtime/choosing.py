@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fractune_core.analysis.cpu_limits.limits import PERIOD_US, POOL_COST_S, CpuLimit, service_of_time, threads_text
-from fractune_core.analysis.cpu_limits.prediction import Latency, by_latency, by_rate, paced_rate_per_s, predictable
+from fractune_core.analysis.limit_prediction import Latency, by_latency, by_rate, paced_rate_per_s, predictable
 from fractune_core.analysis.match import DEFAULT_POLICY, Choice, How, Policy, choose, choose_over
+from fractune_core.cpu_limits import PERIOD_US, POOL_COST_S, CpuLimit, service_of_time, threads_text
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, OURS, Compared, Runtime
-from fractune_core.host.cgroups import Quota
+from fractune_core.host.cpus import Quota
 from fractune_core.names import UNTUNED_VARIANT, WITH_GRAPHS
 from fractune_core.served import LOAD_TEXT, Served, ServiceGoal
 from fractune_core.share_kinds import CPU, kind_of

@@ -13,8 +13,7 @@ from typing import Any
 
 from fractune_core.errors import BadBundle, FractuneError, ShareUnavailable, first_line
 from fractune_core.files.bundles import Bundle
-from fractune_core.host.cgroups import ROOT, LimitFiles, Quota, tightest_quota
-from fractune_core.host.cpu_topology import CpuTopology, cpu_list
+from fractune_core.host.cpus import ROOT, CpuTopology, LimitFiles, Quota, cpu_list, tightest_quota
 from fractune_core.share_kinds import CPU, kind_of
 from fractune_core.shares import Share
 from fractune_runtime.tvm_runtime import tensors

@@ -15,7 +15,7 @@ from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import RUNTIMES
-from fractune_core.host.cgroups import ThrottledSince
+from fractune_core.host.cpus import ThrottledSince
 from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share
 from fractune_runtime.choosing import VariantChoice, check_threads, match_share, runtime_choice

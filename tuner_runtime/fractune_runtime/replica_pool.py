@@ -15,12 +15,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self
 
-from fractune_core.analysis.cpu_limits.limits import POOL_COST_S, SPIN_S, Service, loop_per_s, threads_text
-from fractune_core.analysis.cpu_limits.prediction import predictable
+from fractune_core.analysis.limit_prediction import predictable
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
+from fractune_core.cpu_limits import POOL_COST_S, SPIN_S, Service, loop_per_s, threads_text
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
-from fractune_core.host.cgroups import ThrottledSince
+from fractune_core.host.cpus import ThrottledSince
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share, units_text
 from fractune_runtime import choosing

@@ -26,10 +26,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from fractune_core.analysis.cpu_limits.limits import threads_text
+from fractune_core.cpu_limits import threads_text
 from fractune_core.errors import FractuneError
-from fractune_core.host.cgroups import ROOT, Quota
-from fractune_core.host.cpu_topology import CpuTopology
+from fractune_core.host.cpus import ROOT, CpuTopology, Quota
 from fractune_core.share_kinds import CPU, kind_of
 from fractune_runtime.cpu import ShareHere, allowed_cpus
 from fractune_runtime.tvm_runtime.runtime import runtime_library, tvm_function

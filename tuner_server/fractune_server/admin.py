@@ -7,7 +7,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fractune_core.access.tokens import DEFAULT_REACH, Quotas, Reach, Scope, TokenText
+from fractune_core.access import DEFAULT_REACH, Quotas, Reach, Scope, TokenText
 from fractune_core.jobs import Priority
 from fractune_server.operator_audit import audited
 from fractune_server.store.database.database import Database

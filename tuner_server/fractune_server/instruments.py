@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 
 from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.fleet.redis_names import WORKER_TTL_S
-from fractune_core.fleet.worker_entries import CountKey
+from fractune_core.fleet.redis_state import CountKey
 
 # Sums of the counts that the workers report.
 #

@@ -22,12 +22,19 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from fractune_core import tracing
-from fractune_core.access.addresses import MOST_MESSAGE_BYTES, SERVER_KEEPALIVE, UNIX, is_local
-from fractune_core.access.tls_files import TlsFiles, read_authority, read_pair
+from fractune_core.access import (
+    MOST_MESSAGE_BYTES,
+    SERVER_KEEPALIVE,
+    UNIX,
+    TlsFiles,
+    is_local,
+    read_authority,
+    read_pair,
+)
 from fractune_core.errors import BadRequest, RedisGone
 from fractune_core.fleet.options import ServerOptions
-from fractune_core.fleet.redis_connection import check_clock, no_redis, redis_time_s
 from fractune_core.fleet.redis_names import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
+from fractune_core.fleet.redis_state import check_clock, no_redis, redis_time_s
 from fractune_core.fleet.signed_messages import seal_greeting
 from fractune_core.host.private_folders import OWN_UMASK
 from fractune_core.jobs import JobState

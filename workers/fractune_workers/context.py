@@ -21,10 +21,10 @@ from rq.serializers import JSONSerializer
 
 from fractune_core import tracing
 from fractune_core.errors import BadModel, FractuneError, as_message
-from fractune_core.fleet import messages, worker_entries
+from fractune_core.fleet import messages, redis_state
 from fractune_core.fleet.blobs import add_signed_blob, get_signed_blob
-from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
 from fractune_core.fleet.redis_names import BLOB_TTL_S, EVENT_FIELD, HANDLER, SERVER_STREAM, workload_blob
+from fractune_core.fleet.redis_state import CANCELLED, DONE, HANDED_BACK, is_marked, mark
 from fractune_core.fleet.signed_messages import seal_event, seal_work
 from fractune_core.operators import check_workload
 from fractune_workers.child import Child
@@ -82,7 +82,7 @@ class WorkCounts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: defaultdict[worker_entries.CountKey, float] = defaultdict(float)
+        self._counts: defaultdict[redis_state.CountKey, float] = defaultdict(float)
         self._busy = False
         self._began = time.monotonic()
 
@@ -90,19 +90,19 @@ class WorkCounts:
         """A piece of work of this kind begins, `waited_s` after it was queued, by the clocks of two hosts."""
         with self._lock:
             self._busy = True
-            self._note(worker_entries.SCHEDULE_TO_START, kind, max(0.0, waited_s))
+            self._note(redis_state.SCHEDULE_TO_START, kind, max(0.0, waited_s))
 
     def end(self, kind: str, took_s: float, locks_s: float) -> None:
         """The work has ended, well or not; of `took_s` it waited `locks_s` for locks."""
         with self._lock:
             self._busy = False
-            self._note(worker_entries.WORK_DURATION, kind, max(0.0, took_s - locks_s))
-            self._note(worker_entries.GATE_WAIT, kind, locks_s)
+            self._note(redis_state.WORK_DURATION, kind, max(0.0, took_s - locks_s))
+            self._note(redis_state.GATE_WAIT, kind, locks_s)
 
     def add(self, name: str, label: str = "", count: int = 1) -> None:
         """Add `count` to a counter."""
         with self._lock:
-            self._counts[worker_entries.CountKey(name, label, worker_entries.COUNT)] += count
+            self._counts[redis_state.CountKey(name, label, redis_state.COUNT)] += count
 
     def describe(self, info: messages.WorkerInfo) -> messages.WorkerInfo:
         """The worker's entry with the present counts."""
@@ -112,8 +112,8 @@ class WorkCounts:
             return replace(info, state=state, uptime_s=uptime_s, counts=counts)
 
     def _note(self, name: str, label: str, secs: float) -> None:
-        self._counts[worker_entries.CountKey(name, label, worker_entries.bucket_of(secs))] += 1
-        self._counts[worker_entries.CountKey(name, label, worker_entries.SUM)] += secs
+        self._counts[redis_state.CountKey(name, label, redis_state.bucket_of(secs))] += 1
+        self._counts[redis_state.CountKey(name, label, redis_state.SUM)] += secs
 
 
 _MEMORY_PATIENCE_S = 30.0

@@ -21,11 +21,10 @@ from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.fleet.options import RoleName, WorkerOptions
-from fractune_core.fleet.redis_connection import check_clock, no_redis
 from fractune_core.fleet.redis_names import GREETING_KEY, PROTOCOL
+from fractune_core.fleet.redis_state import FleetFacts, check_clock, drop_entry, fleet_facts, no_redis, put_entry
 from fractune_core.fleet.signed_messages import Unsigned, check_greeting, seal_worker
-from fractune_core.fleet.worker_entries import FleetFacts, drop_entry, fleet_facts, put_entry
-from fractune_core.host.sandboxing.sandbox import hide_memory
+from fractune_core.host.sandbox import hide_memory
 from fractune_core.share_kinds import CPU
 from fractune_workers.context import WorkerContext
 from fractune_workers.entry import REDIS_LOST, WorkHandler, end, redis_lost

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fractune_core.host.machine import model_memory_bytes
-from fractune_core.host.sandboxing.sandbox import Sandbox
+from fractune_core.host.sandbox import Sandbox
 from fractune_workers.child import Child
 from fractune_workers.sandboxes import PACKAGES, absolute
 

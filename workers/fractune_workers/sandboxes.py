@@ -1,4 +1,4 @@
-"""The sandboxes of a worker's children, as data. `fractune_core.host.sandboxing` has what each option does."""
+"""The sandboxes of a worker's children, as data. `fractune_core.host.sandbox` has what each option does."""
 
 import importlib.util
 import os
@@ -10,7 +10,7 @@ from typing import Any
 import fractune_runtime
 from fractune_core.cuda import find_toolkits
 from fractune_core.host.machine import model_memory_bytes
-from fractune_core.host.sandboxing.sandbox import Sandbox
+from fractune_core.host.sandbox import Sandbox
 from fractune_core.shares import Share
 
 PACKAGES = tuple(str(Path(file).parent) for file in (__file__, fractune_runtime.__file__))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fractune_core.host.sandboxing.strangers_files import remove_tree
+from fractune_core.host.private_folders import remove_tree
 from fractune_workers.locks.flock import lock, try_lock
 
 _PREFIX, _NEW_PREFIX = "fractune-scratch-", "fractune-new-scratch-"

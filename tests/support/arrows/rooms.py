@@ -35,9 +35,8 @@ _TABLE = """
 GRPC_STUBS: fractune_core.pb.fractune_pb2_grpc
 # What every room of core that is made of the words of the domain may import.
 WORDS: fractune_core fractune_core.codec fractune_core.errors
-CORE: WORDS fractune_core.access fractune_core.agreement fractune_core.analysis fractune_core.analysis.cpu_limits
-    fractune_core.cuda fractune_core.files fractune_core.fleet fractune_core.host fractune_core.host.sandboxing
-    fractune_core.planning fractune_core.tir fractune_core.tracing
+CORE: WORDS fractune_core.access fractune_core.agreement fractune_core.analysis fractune_core.cuda fractune_core.files
+    fractune_core.fleet fractune_core.host fractune_core.planning fractune_core.tir fractune_core.tracing
 STORE: fractune_server.store fractune_server.store.database fractune_server.store.records
 CHILD: CORE fractune_workers.child numpy onnx onnxslim tvm tvm_ffi tvm_ffi_orcjit | ml_dtypes
 RUNTIME: fractune_runtime fractune_runtime.tvm_runtime fractune.comparing
@@ -60,7 +59,6 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 .files: WORDS .agreement
 .fleet: WORDS .access
 .host: .errors
-.host.sandboxing: .host
 # Who calls it has TVM.
 .tir: .errors | tvm tvm_ffi
 # OpenTelemetry is of the extra `trace`.
@@ -68,9 +66,8 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 # Who compares arrays has NumPy.
 .agreement: | numpy
 .analysis: WORDS
-.analysis.cpu_limits: . .errors
 # The solver of integer programs is of the extra `plan`.
-.planning: WORDS .analysis .analysis.cpu_limits .host | highspy numpy
+.planning: WORDS .analysis .host | highspy numpy
 # The one generated module that needs gRPC: a room of its own, so that the rest of fractune_core is without.
 .pb.fractune_pb2_grpc: . grpc
 
@@ -96,7 +93,7 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 [fractune_workers]
 .: CORE .child .confinement .context .locks .roles .scratch_dir redis rq
 .child: CORE
-.scratch_dir: fractune_core.host.sandboxing .locks
+.scratch_dir: fractune_core.host .locks
 .sandboxes: CORE fractune_runtime
 .reader: CORE .child .sandboxes
 .checker: CORE .child

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from fractune_core.host.cgroups import cgroup_folders
+from fractune_core.host.cpus import cgroup_folders
 from fractune_core.host.limits import tasks_of
 from tests.support.breakages.table import Breakage
 from tests.support.paths import REPOSITORY

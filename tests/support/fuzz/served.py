@@ -17,11 +17,11 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from fractune_core.access.tokens import Quotas, Scope, TokenText
+from fractune_core.access import Quotas, Scope, TokenText
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import FractuneError, error_kinds
 from fractune_core.fleet.redis_names import EVENT_FIELD, RECORDER, SERVER_STREAM
-from fractune_core.fleet.worker_entries import drop_entry, put_entry
+from fractune_core.fleet.redis_state import drop_entry, put_entry
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 from fractune_server.admin import Admin

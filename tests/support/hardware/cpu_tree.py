@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fractune_core.host.cpu_topology import cpu_list
+from fractune_core.host.cpus import cpu_list
 
 
 def cpus_of(root: Path, *cores: str, nodes: tuple[str, ...] = ()) -> Path:

@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from fractune_core.host.cgroups import tightest_quota
+from fractune_core.host.cpus import tightest_quota
 from fractune_workers.confinement.burn import Burn
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from tests.support.hardware.cgroup_tree import V2_MOUNT

@@ -31,7 +31,6 @@ from fractune_core.analysis.roofline import Roof
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import redis_names
 from fractune_core.fleet.blobs import get_blob, get_signed_blob, has_blob, put_blob, put_signed_blob
-from fractune_core.fleet.marks import CANCELLED, DONE, is_marked, mark
 from fractune_core.fleet.messages import (
     BuildWork,
     CandidateItem,
@@ -44,8 +43,8 @@ from fractune_core.fleet.messages import (
     cancelled_by,
     trial_of,
 )
+from fractune_core.fleet.redis_state import CANCELLED, DONE, drop_entry, is_marked, mark, put_entry
 from fractune_core.fleet.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
-from fractune_core.fleet.worker_entries import drop_entry, put_entry
 from fractune_core.operators import DIRECT, text_of
 from fractune_core.records import UNTUNED, ArtifactItem, Kind, Status, candidate_id
 from fractune_core.shares import GrantedShare, Share

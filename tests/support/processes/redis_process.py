@@ -11,7 +11,7 @@ from typing import Any
 import redis
 
 from fractune.local.embedded_redis import redis_binary
-from fractune_core.access.addresses import with_password
+from fractune_core.access import with_password
 from fractune_core.codec.plain_json import from_json
 from fractune_core.fleet.messages import PieceDone
 from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM

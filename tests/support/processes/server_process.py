@@ -22,7 +22,7 @@ from typing import Any, Self
 import grpc
 import psutil
 
-from fractune_core.access.tls_files import TlsFiles
+from fractune_core.access import TlsFiles
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.options import ServerOptions
 from fractune_core.pb import fractune_pb2 as pb

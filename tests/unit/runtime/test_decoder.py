@@ -14,7 +14,7 @@ import fractune
 from fractune.local.timing_process import calls_of
 from fractune.models.external_data import write_one_file
 from fractune_core.errors import BadModel, BadRequest
-from fractune_core.host.cgroups import Quota
+from fractune_core.host.cpus import Quota
 from fractune_runtime import cpu
 from fractune_runtime.decoder import DecoderSession
 from fractune_runtime.runner import Pace

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fractune_core.host.cgroups import Quota
+from fractune_core.host.cpus import Quota
 from fractune_runtime.runner import Pace, thread_limit
 from fractune_runtime.tvm_runtime.runtime import load_runtime
 

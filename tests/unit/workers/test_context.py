@@ -18,19 +18,20 @@ from rq.job import Job
 from fractune.cli.commands.fleet.launch import LogFormat, LogLevel, set_up_logs
 from fractune_core.codec.plain_json import to_dict
 from fractune_core.errors import BadModel
-from fractune_core.fleet.marks import DONE, is_marked
 from fractune_core.fleet.messages import BUSY, IDLE, WorkFailed
 from fractune_core.fleet.redis_names import BUILD_QUEUE, SERVER_STREAM
-from fractune_core.fleet.signed_messages import seal_work
-from fractune_core.fleet.worker_entries import (
+from fractune_core.fleet.redis_state import (
     COUNT,
+    DONE,
     GATE_WAIT,
     REMEASURED,
     SCHEDULE_TO_START,
     SUM,
     WORK_DURATION,
     CountKey,
+    is_marked,
 )
+from fractune_core.fleet.signed_messages import seal_work
 from fractune_server.transport.recorder import read_event
 from fractune_workers import context as context_module
 from fractune_workers.context import Meter, WorkCounts, WorkerContext, cpu_s

@@ -15,8 +15,7 @@ import typer
 
 from fractune.server.rpc import RECONNECT_S
 from fractune.text.output_files import read_small
-from fractune_core.access.addresses import with_password
-from fractune_core.access.tls_files import TlsFiles
+from fractune_core.access import TlsFiles, with_password
 from fractune_core.errors import BadRequest
 from fractune_core.model_inputs import CONSTANT, Input, SeveralShapes, combined_shapes
 

@@ -43,7 +43,7 @@ from fractune.features.matrix.cross_table import CrossTable
 from fractune.features.plan.of_jobs import JobDemand
 from fractune.features.plan.slowdowns import MOST_PAIRS
 from fractune.server.job_status import JobStatus, OperatorStatus
-from fractune_core.analysis.runtime_times import MeasuredPair, RuntimeTime
+from fractune_core.analysis.model_times import MeasuredPair, RuntimeTime
 from fractune_core.errors import (
     BadRequest,
     FractuneError,

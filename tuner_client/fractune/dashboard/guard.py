@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 
-from fractune_core.access.addresses import is_loopback
+from fractune_core.access import is_loopback
 from fractune_core.errors import ScopeMissing
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from fractune.dashboard.app import Advise, Site
 from fractune.dashboard.guard import GuardOptions
 from fractune.dashboard.sign_in import Entrance, SignedInPages
 from fractune.features.client import Client
-from fractune_core.access.addresses import is_local
-from fractune_core.access.tls_files import TlsFiles, read_pair
+from fractune_core.access import TlsFiles, is_local, read_pair
 from fractune_core.errors import BadRequest
 
 _END_S = 2

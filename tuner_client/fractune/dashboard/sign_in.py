@@ -21,7 +21,7 @@ from fractune.dashboard.app import Site
 from fractune.dashboard.guard import given_token
 from fractune.features.client import Client
 from fractune.server.credentials import Credentials
-from fractune_core.access.tokens import TokenText
+from fractune_core.access import TokenText
 from fractune_core.errors import AccessRefused, BadRequest, FractuneError
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from fractune.server.rpc import CALL_TIMEOUT_S, RECONNECT_S, RpcClient, job_name
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.session import follow, named_server, server_address, session, skipped_shares
 from fractune.text.output_files import new_bundle
-from fractune_core.analysis.runtime_times import MeasuredPair, RuntimeTime
+from fractune_core.analysis.model_times import MeasuredPair, RuntimeTime
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.jobs import JobOptions, JobSpec
 from fractune_core.model_inputs import Inputs

@@ -13,7 +13,7 @@ from typing import Any
 
 from fractune.sessions.progress import GoalNews
 from fractune.text.text import disturbed_notes, percent_text, span_text, time_text
-from fractune_core.analysis.runtime_times import RuntimeTime
+from fractune_core.analysis.model_times import RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate, Slowdown, slowdown
 from fractune_core.records import kept_part
 

@@ -199,7 +199,7 @@ def reader_sandbox() -> Finding:
     """The sandbox for the process that reads models, tested by a process in it."""
     what = "sandbox for model files"
     with tempfile.NamedTemporaryFile(prefix="fractune-doctor-") as secret:
-        command = [sys.executable, "-P", "-m", "fractune_core.host.sandboxing.sandbox", secret.name]
+        command = [sys.executable, "-P", "-m", "fractune_core.host.sandbox", secret.name]
         done = subprocess.run(command, env={**os.environ, **own_env()}, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()

@@ -26,7 +26,7 @@ from fractune.server.rpc import RpcClient
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable, ShareUnavailable
 from fractune_core.fleet.options import Serving
-from fractune_core.host.cpu_topology import EACH_A_CORE, CpuTopology
+from fractune_core.host.cpus import EACH_A_CORE, CpuTopology
 from fractune_core.shares import QUIET_BELOW_CORES, Share, with_kernel_shares
 
 START_TIMEOUT_S = 60.0

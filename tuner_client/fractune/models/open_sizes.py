@@ -33,7 +33,7 @@ from fractune_core.errors import BadModel, BadRequest, one_line, some_of
 from fractune_core.files.bundles import is_bundle
 from fractune_core.files.fused import is_fused
 from fractune_core.files.onnx_file import Interface, Tensor, read_interface, read_outline
-from fractune_core.host.sandboxing.sandbox import plain_environment
+from fractune_core.host.sandbox import plain_environment
 from fractune_core.model_inputs import CONSTANT, Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
 from fractune_core.named_sizes import (
     BATCH_NAME,

@@ -26,7 +26,7 @@ from typing import Any
 from fractune.models.graph_shapes import Graph, Pair, Shape, Spent, Terms
 from fractune_core.errors import first_line, one_line, shortened
 from fractune_core.host.parent_death import die_with_parent
-from fractune_core.host.sandboxing.sandbox import Sandbox
+from fractune_core.host.sandbox import Sandbox
 
 _PROBES = 3
 _MOST_NAMES = 200

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fractune_core.access.addresses import UNIX, is_local
-from fractune_core.access.tls_files import read_authority, read_pair
-from fractune_core.access.tokens import TokenText, read_token_file
+from fractune_core.access import UNIX, TokenText, is_local, read_authority, read_pair, read_token_file
 from fractune_core.errors import BadRequest
 
 if TYPE_CHECKING:

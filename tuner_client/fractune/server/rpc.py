@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.uploads import send_model
-from fractune_core.access.addresses import CLIENT_KEEPALIVE, MOST_MESSAGE_BYTES, UNIX
+from fractune_core.access import CLIENT_KEEPALIVE, MOST_MESSAGE_BYTES, UNIX
 from fractune_core.codec.messages import timestamp, to_proto
 from fractune_core.errors import (
     BadRequest,

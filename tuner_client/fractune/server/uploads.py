@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fractune_core.access.addresses import transfer_s
+from fractune_core.access import transfer_s
 from fractune_core.errors import BadModel, NotFound, ServerUnreachable
 from fractune_core.names import check_file_name
 from fractune_core.pb import fractune_pb2 as pb

@@ -65,7 +65,7 @@ class WorkerInfo:
     uptime_s: float = 0.0
     """seconds since it began to count"""
     counts: list[tuple[str, str, str, float]] = field(default_factory=list)
-    """since then: `fractune_core.fleet.worker_entries.CountKey`s, each with its number"""
+    """since then: `fractune_core.fleet.redis_state.CountKey`s, each with its number"""
     waits_for: list[CoreHolder] = field(default_factory=list)
     """the measurements that have kept the worker from its cores for some seconds"""
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from fractune_core.access.tls_files import TlsFiles
+from fractune_core.access import TlsFiles
 from fractune_core.errors import BadRequest
 from fractune_core.records import COLD, WARM
 from fractune_core.share_kinds import CPU

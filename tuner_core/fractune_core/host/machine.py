@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from fractune_core.host.cgroups import ROOT, cgroup_folders
+from fractune_core.host.cpus import ROOT, cgroup_folders
 
 _T = TypeVar("_T")
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")

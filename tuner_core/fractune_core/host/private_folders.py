@@ -1,14 +1,56 @@
-"""Folders that all processes of one user on this host share. They lie where other users may write, so a folder of the
-right name may be another user's, and a file in it a link or a pipe.
+"""Folders where other users, or a process that is not trusted, may write. A folder of the right name may be another
+user's, and a file in it a link or a pipe.
 """
 
+import contextlib
+import errno
 import os
+import shutil
 import stat
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import IO, Any
 
 from fractune_core.errors import StateUnusable
+
+_PIECE_BYTES = 1 << 20
+
+
+def copy_strangers_file(path: Path, to: Path, most_bytes: int) -> None:
+    """Copy the file, at most `most_bytes`, to a new one. The other process must not be able to replace the folders.
+
+    Raises OSError for anything but a file with this one name: links are not followed, and pipes are not waited for.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise OSError(errno.EINVAL, "it is not a file of its own", str(path))
+        with to.open("wb") as copy:
+            while (piece := file.read(_PIECE_BYTES)) and copy.tell() <= most_bytes:
+                copy.write(piece)
+            size = copy.tell()
+    if size > most_bytes:
+        to.unlink()
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
+
+
+def remove_tree(path: Path) -> None:
+    """Remove it, whatever it is, and what is in it, as far as that can be done; what links lead to stays."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(path, ignore_errors=True)
+    if os.path.lexists(path):  # folders can be nested more deeply than Python calls
+        subprocess.run(["rm", "-rf", "--", path], stderr=subprocess.DEVNULL, check=False)
+
+
+def empty_dir(folder: Path) -> None:
+    """Remove what is in it."""
+    for each in list(folder.iterdir()):
+        remove_tree(each)
+
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 OWN_UMASK = 0o077

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from fractune_core.analysis.cpu_limits.fitting import MARGIN
-from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, service_of_time
-from fractune_core.analysis.cpu_limits.prediction import by_latency, predict, predictable
 from fractune_core.analysis.knee import Curve, CurveKind, fit_curve
-from fractune_core.cpu_limits import MILLICORES
+from fractune_core.analysis.limit_fitting import MARGIN
+from fractune_core.analysis.limit_prediction import by_latency, predict, predictable
+from fractune_core.cpu_limits import MILLICORES, CpuLimit, Service, service_of_time
 from fractune_core.errors import BadRequest
 from fractune_core.planning.devices import DeviceType
 

@@ -19,7 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from fractune_core.analysis.cpu_limits.limits import SPIN_COUNT, SPIN_YIELDS
+from fractune_core.cpu_limits import SPIN_COUNT, SPIN_YIELDS
 from fractune_core.errors import FractuneError
 from fractune_core.files.bundles import WEIGHTS, Bundle
 from fractune_core.files.manifests import ALIGNMENT_BYTES

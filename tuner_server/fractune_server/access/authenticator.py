@@ -18,8 +18,7 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
-from fractune_core.access.addresses import UNIX
-from fractune_core.access.tokens import DEFAULT_REACH, Quotas, Reach, Scope, TokenText
+from fractune_core.access import DEFAULT_REACH, UNIX, Quotas, Reach, Scope, TokenText
 from fractune_core.errors import AccessRefused, BadRequest, FractuneError, ScopeMissing, TooManyAttempts
 from fractune_core.jobs import Priority
 from fractune_core.names import place_owner

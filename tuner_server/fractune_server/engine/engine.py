@@ -13,9 +13,8 @@ import redis
 
 from fractune_core.errors import BadModel, FractuneError, JobFailed, RedisGone, StateUnusable
 from fractune_core.fleet import messages
-from fractune_core.fleet.marks import drop_old_marks
-from fractune_core.fleet.redis_connection import check_clock
 from fractune_core.fleet.redis_names import bundle_blob, model_blob, tuner_stream
+from fractune_core.fleet.redis_state import check_clock, drop_old_marks
 from fractune_core.jobs import JobState
 from fractune_core.tracing import log_fields
 from fractune_server.engine.active_job import ActiveJob

@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from fractune_core import __version__
 from fractune_core.errors import FractuneError
-from fractune_core.fleet import worker_entries
+from fractune_core.fleet import redis_state
 from fractune_core.fleet.redis_names import PROTOCOL
-from fractune_core.fleet.worker_entries import COUNT, SUM, CountKey
+from fractune_core.fleet.redis_state import COUNT, SUM, CountKey
 from fractune_core.jobs import JobState
 from fractune_core.names import DEFAULT_TENANT, HealthPart
 from fractune_server.monitoring.health import Health
@@ -31,15 +31,15 @@ from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import waiting_work
 
 _DURATIONS = {
-    worker_entries.SCHEDULE_TO_START: (
+    redis_state.SCHEDULE_TO_START: (
         "fractune_work_schedule_to_start_seconds",
         "From the queueing of a piece of work until a worker began it, by the clocks of two hosts.",
     ),
-    worker_entries.WORK_DURATION: (
+    redis_state.WORK_DURATION: (
         "fractune_work_duration_seconds",
         "How long a piece of work took its worker, without waits for locks.",
     ),
-    worker_entries.GATE_WAIT: (
+    redis_state.GATE_WAIT: (
         "fractune_work_gate_wait_seconds",
         "How long a piece of work waited for cores or a GPU.",
     ),
@@ -95,10 +95,10 @@ class ServerCollector(Collector):
         remeasured = CounterMetricFamily(
             "fractune_batches_remeasured", "Batches measured again: the machine had changed.", labels=["share"]
         )
-        for share, fields in sorted(_of(counts, worker_entries.REMEASURED).items()):
+        for share, fields in sorted(_of(counts, redis_state.REMEASURED).items()):
             remeasured.add_metric([share], fields[COUNT])
         yield remeasured
-        epochs = _of(counts, worker_entries.FAULT_EPOCHS).get("", {})
+        epochs = _of(counts, redis_state.FAULT_EPOCHS).get("", {})
         yield CounterMetricFamily(
             "fractune_fault_epochs",
             "GPUs opened again after a fault that their clients had shared.",
@@ -191,7 +191,7 @@ def _histogram(name: str, meaning: str, by_kind: dict[str, dict[str, float]]) ->
     family = HistogramMetricFamily(name, meaning, labels=["kind"])
     for kind, fields in sorted(by_kind.items()):
         # Workers of another version may have other bounds: a bucket holds the counts up to its own bound.
-        bounds = sorted(float(field) for field in {*fields, *map(str, worker_entries.SECS_BOUNDS)} - {SUM})
+        bounds = sorted(float(field) for field in {*fields, *map(str, redis_state.SECS_BOUNDS)} - {SUM})
         below = accumulate(fields.get(str(bound), 0.0) for bound in bounds)
         buckets = [
             ("+Inf" if bound == math.inf else str(bound), count) for bound, count in zip(bounds, below, strict=True)

@@ -11,7 +11,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import make_wsgi_app
 
-from fractune_core.access.tokens import Scope
+from fractune_core.access import Scope
 from fractune_core.errors import AccessRefused, BadRequest, FractuneError, ScopeMissing, StateUnusable, TooManyAttempts
 from fractune_core.names import HealthPart
 from fractune_server.access.authenticator import ANYBODY, Authenticator, Caller

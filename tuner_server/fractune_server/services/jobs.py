@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from fractune_core.access.tokens import Scope
+from fractune_core.access import Scope
 from fractune_core.analysis.inside import Inside
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.analysis.validated import ValidatedRecords

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 
 from fractune_core.analysis.match import How, Policy
+from fractune_core.analysis.model_times import MeasuredPair, RuntimeTime
 from fractune_core.analysis.roofline import Arithmetic
-from fractune_core.analysis.runtime_times import MeasuredPair, RuntimeTime
 from fractune_core.codec.messages import from_proto, to_lists, to_proto
 from fractune_core.errors import BadRequest, QuotaExceeded
 from fractune_core.jobs import OperatorTask

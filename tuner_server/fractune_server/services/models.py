@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import grpc
 
-from fractune_core.access.addresses import transfer_s
+from fractune_core.access import transfer_s
 from fractune_core.errors import BadModel, BadRequest, NotFound, QuotaExceeded
 from fractune_core.files.scripts import REFUSAL, is_script
 from fractune_core.names import Collection, check_file_name

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, bindparam, delete, func, insert, select, update
 
-from fractune_core.access.tokens import Quotas
+from fractune_core.access import Quotas
 from fractune_core.codec.plain_json import In, JsonObject, from_json, to_dict
 from fractune_core.errors import NotFound
 from fractune_core.files.checked import Checked

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import ColumnElement, Connection, Table, func, or_, select
 
-from fractune_core.access.tokens import Quotas
+from fractune_core.access import Quotas
 from fractune_core.errors import QuotaExceeded
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import DEFAULT_TENANT
@@ -36,7 +36,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Usage:
-    """Current usage, in the units of `fractune_core.access.tokens.Quotas`."""
+    """Current usage, in the units of `fractune_core.access.Quotas`."""
 
     open_jobs: int
     trials_a_day: int

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, bindparam, case, or_, select
 
 from fractune_core import LOWERING, __version__
+from fractune_core.analysis.model_times import MeasuredPair, RuntimeTime
 from fractune_core.analysis.roofline import Roof
-from fractune_core.analysis.runtime_times import MeasuredPair, RuntimeTime
 from fractune_server.store.database.database import NAMES, Database, Repository, ServerLock, rows_for
 from fractune_server.store.database.tables import pairs, roofs, runtime_times, spaces
 from fractune_server.store.database.tenants import TenantStore

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from sqlalchemy import RowMapping, insert, select, update
 
-from fractune_core.access.tokens import DEFAULT_REACH, Quotas, Reach, Scope, TokenText
+from fractune_core.access import DEFAULT_REACH, Quotas, Reach, Scope, TokenText
 from fractune_core.errors import NotFound
 from fractune_core.jobs import Priority
 from fractune_core.names import DEFAULT_TENANT

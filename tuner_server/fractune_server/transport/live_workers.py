@@ -16,8 +16,8 @@ from fractune_core.codec.messages import END_OF_TIME_S, fits
 from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.fleet.redis_names import UNREADABLE, is_of_protocol, role_and_share
+from fractune_core.fleet.redis_state import read_entries
 from fractune_core.fleet.signed_messages import open_worker
-from fractune_core.fleet.worker_entries import read_entries
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_server.transport.work_queues import all_queues

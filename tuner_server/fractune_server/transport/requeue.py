@@ -15,8 +15,8 @@ from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, WorkerStatus
 
 from fractune_core.fleet import messages
-from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark, unmark
 from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM
+from fractune_core.fleet.redis_state import CANCELLED, DONE, HANDED_BACK, is_marked, mark, unmark
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.records import TRIAL_POLICY, UNTUNED, VALIDATION_POLICY, Kind, Status
 from fractune_core.shares import Device, GrantedShare

@@ -18,7 +18,6 @@ from rq.serializers import JSONSerializer
 
 from fractune_core import tracing
 from fractune_core.fleet.blobs import put_blob, put_signed_blob, renew_blob, renew_signed_blob, unpack
-from fractune_core.fleet.marks import CANCELLED, DONE, is_marked, mark
 from fractune_core.fleet.messages import IngestWork, Work
 from fractune_core.fleet.redis_names import (
     COMPILE_QUEUE,
@@ -28,6 +27,7 @@ from fractune_core.fleet.redis_names import (
     tune_queue,
     workload_blob,
 )
+from fractune_core.fleet.redis_state import CANCELLED, DONE, is_marked, mark
 from fractune_core.fleet.signed_messages import Refused, open_work, seal_work
 from fractune_core.tracing import log_fields
 from fractune_server.store.models import IngestKey

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fractune_core.errors import ShareUnavailable
-from fractune_core.host.cpu_topology import EACH_A_CORE, CpuTopology
+from fractune_core.host.cpus import EACH_A_CORE, CpuTopology
 from fractune_core.records import TimingPolicy
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import GrantedShare, Share, units_text

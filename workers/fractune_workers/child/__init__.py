@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 from fractune_core.errors import FractuneError, ShareNotReady
 from fractune_core.host import limits
-from fractune_core.host.sandboxing.sandbox import Sandbox, plain_environment, without_secrets
-from fractune_core.host.sandboxing.strangers_files import empty_dir
+from fractune_core.host.private_folders import empty_dir
+from fractune_core.host.sandbox import Sandbox, plain_environment, without_secrets
 from fractune_workers.child import errors
 from fractune_workers.child.messages import decode, encode, whole_message
 from fractune_workers.child.process import Start, await_standstill, peak_bytes_at_end, staying_on

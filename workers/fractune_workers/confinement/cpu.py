@@ -4,10 +4,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fractune_core.analysis.cpu_limits.limits import SPIN_COUNT, SPIN_YIELDS
+from fractune_core.cpu_limits import SPIN_COUNT, SPIN_YIELDS
 from fractune_core.errors import ShareUnavailable
-from fractune_core.host.cgroups import ROOT, cpu_quota
-from fractune_core.host.cpu_topology import CpuTopology
+from fractune_core.host.cpus import ROOT, CpuTopology, cpu_quota
 from fractune_core.host.machine import host_memory_bytes
 from fractune_core.shares import GrantedShare, Share, units_text
 from fractune_workers.confinement.base import Confinement

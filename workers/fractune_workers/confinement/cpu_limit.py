@@ -14,8 +14,7 @@ from pathlib import Path
 
 from fractune_core.cpu_limits import MILLICORES, GrantedLimit, LimitSize
 from fractune_core.errors import ShareUnavailable
-from fractune_core.host.cgroups import Quota, tightest_quota
-from fractune_core.host.cpu_topology import CpuTopology
+from fractune_core.host.cpus import CpuTopology, Quota, tightest_quota
 from fractune_core.host.machine import host_memory_bytes
 from fractune_core.shares import GrantedShare, Share, units_text
 from fractune_workers.confinement.base import Confinement

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fractune_core.cpu_limits import USUAL_PERIOD_MS, LimitSize
 from fractune_core.errors import one_line, shortened
-from fractune_core.host.cgroups import ROOT, cgroup_folders
+from fractune_core.host.cpus import ROOT, cgroup_folders
 
 # A scope of systemd with a CPU limit, for a process that may not make a cgroup itself.
 #

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from fractune_core.codec.plain_json import JsonObject
 from fractune_core.cpu_limits import MILLICORES, LimitSize
-from fractune_core.host.cgroups import ROOT, limiting_cgroup, throttlings
-from fractune_core.host.cpu_topology import CpuTopology
+from fractune_core.host.cpus import ROOT, CpuTopology, limiting_cgroup, throttlings
 from fractune_workers.confinement.limit_cgroups import LimitCgroups, SystemdScope
 from fractune_workers.inventory.cpu_pairs import PairBurn, burn_pairs, likely_pairs
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fractune_core.codec.plain_json import checked, read_json, write_json
 from fractune_core.fleet.messages import CoreHolder
-from fractune_core.host.cpu_topology import CpuTopology
+from fractune_core.host.cpus import CpuTopology
 from fractune_core.host.private_folders import make_private, open_plain, private_path
 from fractune_core.shares import QUIET_BELOW_CORES
 from fractune_workers.locks.flock import is_locked, lock, locked

@@ -34,7 +34,7 @@ from fractune_core.errors import BadRequest, ShareUnavailable, StateUnusable
 from fractune_core.files.packs import ANCHOR, LOOP, Pack, PackedOperator
 from fractune_core.files.sealed import MANIFEST
 from fractune_core.fleet.messages import MeasureWork, TargetOperator, WorkRound
-from fractune_core.host.cpu_topology import CpuTopology
+from fractune_core.host.cpus import CpuTopology
 from fractune_core.names import DEFAULT_TENANT, digest_of
 from fractune_core.records import ArtifactItem, Kind, Status, TuningRecord
 from fractune_core.shares import Device, Share

@@ -16,7 +16,7 @@ from fractune_core.fleet.messages import Compiled, CompileWork, Event, Ingested,
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, kernel_blob, model_blob
 from fractune_core.fleet.signed_messages import Refused, Unsigned
 from fractune_core.host.machine import model_memory_bytes
-from fractune_core.host.sandboxing.strangers_files import copy_strangers_file, empty_dir, remove_tree
+from fractune_core.host.private_folders import copy_strangers_file, empty_dir, remove_tree
 from fractune_core.names import check_file_name
 from fractune_core.records import UNTUNED, candidate_id
 from fractune_workers.checker import CHECKING_CHILD, check_bundle, write_checked

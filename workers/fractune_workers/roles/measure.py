@@ -27,7 +27,7 @@ from fractune_core.fleet.messages import (
     trial_of,
 )
 from fractune_core.fleet.redis_names import SERVER_STREAM, artifact_blob, bundle_blob, measure_queue
-from fractune_core.fleet.worker_entries import FAULT_EPOCHS, REMEASURED
+from fractune_core.fleet.redis_state import FAULT_EPOCHS, REMEASURED
 from fractune_core.names import DEFAULT_TENANT
 from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare, Share

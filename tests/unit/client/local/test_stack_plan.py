@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fractune.cli.commands.fleet.up import default_shares
 from fractune.local.stack import measurer_label, plan_builders, plan_cores, plan_measurers, work_cores
-from fractune_core.host.cpu_topology import CpuTopology
+from fractune_core.host.cpus import CpuTopology
 from fractune_core.shares import Share, parse_shares
 from tests.support.hardware.cpu_tree import cpus_of
 

@@ -8,7 +8,7 @@ import pytest
 
 import fractune
 from fractune.server.credentials import VARIABLES, Credentials
-from fractune_core.access.tokens import TokenText
+from fractune_core.access import TokenText
 from fractune_core.errors import BadRequest, ServerUnreachable
 from tests.support.certificates import Authority
 

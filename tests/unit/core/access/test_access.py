@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.access.addresses import is_local
-from fractune_core.access.tls_files import read_authority, read_pair
-from fractune_core.access.tokens import TokenText, read_token_file
+from fractune_core.access import TokenText, is_local, read_authority, read_pair, read_token_file
 from fractune_core.errors import BadRequest
 from tests.support.certificates import Authority
 

@@ -9,7 +9,7 @@ import pytest
 
 from fractune_core.analysis.at_load import AtLoad, are_decided, choices
 from fractune_core.analysis.inside import KEPT, OTHERS, CallTime, Inside, slower_notes
-from fractune_core.analysis.runtime_times import RuntimeTime
+from fractune_core.analysis.model_times import RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.errors import BadRequest

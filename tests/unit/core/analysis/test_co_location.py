@@ -25,7 +25,7 @@ from fractune_core.analysis.co_location import (
     stp,
     verdict,
 )
-from fractune_core.analysis.runtime_times import MeasuredPair, PairedModel
+from fractune_core.analysis.model_times import MeasuredPair, PairedModel
 from fractune_core.analysis.slowdown_ci import Estimate, estimate
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.errors import BadRequest

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from fractune_core.errors import NotFound
-from fractune_core.fleet import blobs, marks, redis_names
+from fractune_core.fleet import blobs, redis_names, redis_state
 from fractune_core.fleet.blobs import (
     get_blob,
     get_signed_blob,
@@ -18,11 +18,20 @@ from fractune_core.fleet.blobs import (
     put_signed_file,
     renew_signed_blob,
 )
-from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK
 from fractune_core.fleet.messages import CPU_BATCH, CUDA_BATCH, build_batch
 from fractune_core.fleet.redis_names import BLOB_TTL_S, RELEASED_BLOB_TTL_S, blob_key
+from fractune_core.fleet.redis_state import (
+    CANCELLED,
+    DONE,
+    HANDED_BACK,
+    SECS_BOUNDS,
+    bucket_of,
+    drop_entry,
+    fleet_facts,
+    put_entry,
+    read_entries,
+)
 from fractune_core.fleet.signed_messages import Unsigned
-from fractune_core.fleet.worker_entries import SECS_BOUNDS, bucket_of, drop_entry, fleet_facts, put_entry, read_entries
 from tests.support.secret import SECRET
 
 
@@ -101,34 +110,34 @@ def test_a_writer_that_fails_leaves_the_file_as_it_was(connection: redis.Redis) 
 
 
 def test_a_mark_is_of_its_kind_alone_and_can_be_taken_away_once(connection: redis.Redis) -> None:
-    marks.mark(connection, DONE, "work1")
-    assert marks.is_marked(connection, DONE, "work1")
-    assert not marks.is_marked(connection, CANCELLED, "work1")
-    assert not marks.is_marked(connection, DONE, "work2")
-    assert [marks.unmark(connection, DONE, "work1") for _ in range(2)] == [True, False]
+    redis_state.mark(connection, DONE, "work1")
+    assert redis_state.is_marked(connection, DONE, "work1")
+    assert not redis_state.is_marked(connection, CANCELLED, "work1")
+    assert not redis_state.is_marked(connection, DONE, "work2")
+    assert [redis_state.unmark(connection, DONE, "work1") for _ in range(2)] == [True, False]
 
 
 def test_marks_are_dropped_when_no_message_that_they_are_about_would_be_opened(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1e9
-    monkeypatch.setattr("fractune_core.fleet.marks.time.time", lambda: now)
+    monkeypatch.setattr("fractune_core.fleet.redis_state.time.time", lambda: now)
     monkeypatch.setattr(connection, "time", lambda: (int(now), 0))
     for kind in (DONE, CANCELLED, HANDED_BACK):
-        marks.mark(connection, kind, "old")
+        redis_state.mark(connection, kind, "old")
     now += redis_names.MARK_TTL_S - 1
-    marks.mark(connection, DONE, "new")
-    marks.drop_old_marks(connection)
-    assert all(marks.is_marked(connection, kind, "old") for kind in (DONE, CANCELLED, HANDED_BACK))
+    redis_state.mark(connection, DONE, "new")
+    redis_state.drop_old_marks(connection)
+    assert all(redis_state.is_marked(connection, kind, "old") for kind in (DONE, CANCELLED, HANDED_BACK))
     now += 2
-    marks.drop_old_marks(connection)
-    assert not any(marks.is_marked(connection, kind, "old") for kind in (DONE, CANCELLED, HANDED_BACK))
-    assert marks.is_marked(connection, DONE, "new")
+    redis_state.drop_old_marks(connection)
+    assert not any(redis_state.is_marked(connection, kind, "old") for kind in (DONE, CANCELLED, HANDED_BACK))
+    assert redis_state.is_marked(connection, DONE, "new")
 
 
 def test_marks_are_few_keys_however_many_they_are(connection: redis.Redis) -> None:
     for number in range(1000):
-        marks.mark(connection, DONE, f"work{number}")
+        redis_state.mark(connection, DONE, f"work{number}")
     assert connection.dbsize() == 1
 
 
@@ -148,11 +157,11 @@ def test_a_worker_is_there_until_its_entry_expires_or_is_dropped(connection: red
 def test_a_server_whose_clock_has_jumped_ahead_forgets_nothing(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marks.mark(connection, DONE, "work")
+    redis_state.mark(connection, DONE, "work")
     real = time.time
-    monkeypatch.setattr("fractune_core.fleet.marks.time.time", lambda: real() + 2 * redis_names.MARK_TTL_S)
-    marks.drop_old_marks(connection)
-    assert marks.is_marked(connection, DONE, "work")
+    monkeypatch.setattr("fractune_core.fleet.redis_state.time.time", lambda: real() + 2 * redis_names.MARK_TTL_S)
+    redis_state.drop_old_marks(connection)
+    assert redis_state.is_marked(connection, DONE, "work")
 
 
 def test_a_worker_that_says_that_it_lives_is_told_what_it_must_fit(connection: redis.Redis) -> None:

@@ -6,10 +6,10 @@ import time
 import pytest
 import redis
 
-from fractune_core.access.addresses import with_password, without_password
+from fractune_core.access import with_password, without_password
 from fractune_core.errors import BadRequest, RedisGone
-from fractune_core.fleet.redis_connection import CLOCK_LIMIT_S, ClockWrong, check_clock, no_redis, redis_time_s
 from fractune_core.fleet.redis_names import CLOCK_TOLERANCE_S
+from fractune_core.fleet.redis_state import CLOCK_LIMIT_S, ClockWrong, check_clock, no_redis, redis_time_s
 
 SECRETS = ["plain", "with spaces", "a:b@c/d?e#f&g=%20", "ü"]
 

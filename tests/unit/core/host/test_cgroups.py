@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.host.cgroups import LimitFiles, ThrottledSince, Throttling, cgroup_folders, cpu_quota, throttlings
+from fractune_core.host.cpus import LimitFiles, ThrottledSince, Throttling, cgroup_folders, cpu_quota, throttlings
 from tests.support.hardware.cgroup_tree import V1_MOUNT, a_host
 from tests.support.hardware.real_cgroup import capped_cgroup
 
@@ -61,7 +61,7 @@ def test_in_version_1_too_the_tightest_ancestor_limits(tmp_path: Path) -> None:
 
 def test_the_quota_of_a_real_cgroup() -> None:
     with capped_cgroup(cores=0.5) as cgroup:
-        assert cgroup.run("from fractune_core.host.cgroups import cpu_quota; print(cpu_quota())") == "0.5"
+        assert cgroup.run("from fractune_core.host.cpus import cpu_quota; print(cpu_quota())") == "0.5"
 
 
 def test_what_each_cgroup_above_was_throttled_for(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_without_cgroups_no_stop_is_known(tmp_path: Path) -> None:
 
 _USE_UP_THE_QUOTA = """
 import time
-from fractune_core.host.cgroups import ThrottledSince, cgroup_folders, throttlings
+from fractune_core.host.cpus import ThrottledSince, cgroup_folders, throttlings
 folders, since = list(cgroup_folders()), ThrottledSince()
 before, deadline = throttlings(folders), time.monotonic() + 30
 while time.monotonic() < deadline:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.host import machine
-from fractune_core.host.cpu_topology import EACH_A_CORE, CpuTopology, cpu_list
+from fractune_core.host.cpus import EACH_A_CORE, CpuTopology, cpu_list
 from fractune_core.host.machine import network_file_system
 from tests.support.hardware.cpu_tree import cpus_of
 

@@ -8,7 +8,7 @@ import pytest
 from fractune_core.analysis.match import DEFAULT_POLICY, How
 from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle
-from fractune_core.host.cgroups import Quota
+from fractune_core.host.cpus import Quota
 from fractune_core.served import ServiceGoal
 from fractune_runtime.choosing import match_share
 from fractune_runtime.cpu import ShareHere

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fractune
-from fractune_core.analysis.cpu_limits.limits import POOL_COST_S
 from fractune_core.analysis.match import DEFAULT_POLICY
+from fractune_core.cpu_limits import POOL_COST_S
 from fractune_core.files.bundles import Bundle, write_bundle
 from fractune_runtime.choosing import TINY_S, VariantChoice, match_share
 from fractune_runtime.cpu import ShareHere

@@ -11,7 +11,7 @@ import fractune
 from fractune_core.analysis.match import DEFAULT_POLICY, How
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.files.bundles import Bundle, write_bundle
-from fractune_core.host.cgroups import Quota
+from fractune_core.host.cpus import Quota
 from fractune_core.served import ServiceGoal
 from fractune_runtime import cpu
 from fractune_runtime.choosing import VariantChoice, match_share

@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from fractune_core.access.tokens import Quotas, Scope, TokenText
+from fractune_core.access import Quotas, Scope, TokenText
 from fractune_core.errors import AccessRefused, ScopeMissing, TooManyAttempts
 from fractune_core.jobs import Priority
 from fractune_core.pb import fractune_pb2 as pb

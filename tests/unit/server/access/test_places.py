@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.access.tls_files import TlsFiles
+from fractune_core.access import TlsFiles
 from fractune_core.errors import BadRequest, QuotaExceeded
 from fractune_server.access import authenticator
 from fractune_server.access.authenticator import BURST, FORGIVEN_AFTER_S, Attempts, address_of

@@ -7,7 +7,7 @@ import pytest
 
 from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.fleet.redis_names import WORKER_TTL_S
-from fractune_core.fleet.worker_entries import COUNT, CountKey
+from fractune_core.fleet.redis_state import COUNT, CountKey
 from fractune_server import instruments
 from fractune_server.instruments import WorkerTotals
 from tests.support.fleet_messages import worker_info

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from fractune_core.fleet.blobs import get_signed_blob, has_blob, put_blob
-from fractune_core.fleet.marks import CANCELLED, DONE, is_marked, mark
 from fractune_core.fleet.messages import Compiled, CoreHolder, WorkerInfo
 from fractune_core.fleet.redis_names import (
     BLOB_TTL_S,
@@ -17,6 +16,7 @@ from fractune_core.fleet.redis_names import (
     model_blob,
     workload_blob,
 )
+from fractune_core.fleet.redis_state import CANCELLED, DONE, is_marked, mark
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.records import Kind
 from fractune_server.engine import open_jobs

@@ -13,7 +13,7 @@ import grpc
 import psutil
 import pytest
 
-from fractune_core.access.tokens import Quotas, Scope
+from fractune_core.access import Quotas, Scope
 from fractune_core.errors import QuotaExceeded
 from fractune_core.names import DEFAULT_TENANT
 from fractune_core.pb import fractune_pb2 as pb

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, event, text
 
-from fractune_core.access.addresses import with_password
-from fractune_core.access.tokens import Quotas, Scope
+from fractune_core.access import Quotas, Scope, with_password
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.records import Status
 from fractune_server.store.database.database import SCHEMA, Database, ServerLock

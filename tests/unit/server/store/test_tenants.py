@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select, text
 
-from fractune_core.access.tokens import Quotas, Reach, Scope
+from fractune_core.access import Quotas, Reach, Scope
 from fractune_core.errors import BadRequest, NotFound, QuotaExceeded
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import WorkCost

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import text
 
-from fractune_core.access.tokens import Quotas, Scope
+from fractune_core.access import Quotas, Scope
 from fractune_core.errors import NotFound, QuotaExceeded
 from fractune_core.jobs import JobSpec, JobState
 from fractune_server.store.jobs import Progress

@@ -14,8 +14,8 @@ from fractune_core.codec.plain_json import to_dict, write_json
 from fractune_core.errors import BadModel, FractuneError, JobFailed
 from fractune_core.fleet import redis_names
 from fractune_core.fleet.messages import WorkFailed
+from fractune_core.fleet.redis_state import put_entry
 from fractune_core.fleet.signed_messages import seal_worker, sign_json
-from fractune_core.fleet.worker_entries import put_entry
 from fractune_server.transport.context import reported_error
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.recorder import Recorder, trim

@@ -13,9 +13,9 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from fractune_core.fleet import redis_names
-from fractune_core.fleet.marks import DONE, is_marked
 from fractune_core.fleet.messages import CandidateItem, PieceDone, WorkFailed
 from fractune_core.fleet.redis_names import EVENT_FIELD, RECORDER, SERVER_STREAM
+from fractune_core.fleet.redis_state import DONE, is_marked
 from fractune_core.fleet.signed_messages import seal_event, sign_json
 from fractune_core.records import UNTUNED, Kind, Spending, Status, TuningRecord, WorkCost, record_id
 from fractune_core.shares import GrantedShare

@@ -16,7 +16,7 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.codec.plain_json import write_json
 from fractune_core.fleet import blobs, messages, redis_names
-from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
+from fractune_core.fleet.redis_state import CANCELLED, DONE, HANDED_BACK, is_marked, mark
 from fractune_core.fleet.signed_messages import seal_work
 from fractune_core.records import Kind
 from fractune_server.transport.live_workers import Fleet, waiting_work

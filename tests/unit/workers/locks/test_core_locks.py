@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.host.cpu_topology import CpuTopology
+from fractune_core.host.cpus import CpuTopology
 from fractune_workers.locks import core_locks
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.locks.flock import is_locked

@@ -38,7 +38,7 @@ from fractune.text.text import (
     span_text,
     time_text,
 )
-from fractune_core.analysis.runtime_times import RuntimeTime
+from fractune_core.analysis.model_times import RuntimeTime
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobSpec, JobState, Priority
 

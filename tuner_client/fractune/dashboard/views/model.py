@@ -31,7 +31,7 @@ from fractune.features.log.match import MatchResult
 from fractune.features.matrix.cross_table import model_table
 from fractune.server.job_status import JobStatus
 from fractune.text.text import disturbed_notes, marked_time, ratio_text, untuned_notes
-from fractune_core.analysis.runtime_times import RuntimeTime
+from fractune_core.analysis.model_times import RuntimeTime
 from fractune_core.errors import one_line
 from fractune_core.files.bundles import SUFFIX
 from fractune_core.jobs import JobState

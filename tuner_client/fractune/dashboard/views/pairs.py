@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fractune.dashboard.views.page import LEVELS, Block, Cell, Page, block_of
 from fractune.features.pair.result import pairs_table
 from fractune.text.text import slowdown_text
-from fractune_core.analysis.runtime_times import MeasuredPair
+from fractune_core.analysis.model_times import MeasuredPair
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import one_line
 from fractune_core.records import is_disturbed

@@ -11,7 +11,7 @@ from fractune.features.plan.plan import PlanResult
 from fractune.features.plan.table import rate_text, summary
 from fractune.server.job_status import JobStatus
 from fractune.text.text import time_text
-from fractune_core.analysis.runtime_times import MeasuredPair
+from fractune_core.analysis.model_times import MeasuredPair
 from fractune_core.errors import BadRequest, FractuneError, one_line
 from fractune_core.jobs import JobState
 from fractune_core.planning.devices import GPUS, Partitioning

@@ -14,7 +14,7 @@ from typing import Any
 from fractune.server.job_status import JobStatus
 from fractune.text.rendering import Column, Table
 from fractune.text.text import disturbed_notes, estimate_text, marked_time, moment_text
-from fractune_core.analysis.runtime_times import RuntimeTime
+from fractune_core.analysis.model_times import RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import one_line
 from fractune_core.files.buckets import Buckets, input_shapes, shape_text, sizes_text

@@ -17,8 +17,8 @@ from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune.text.text import parse_millicores, parse_rate_per_s, parse_time_s
-from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
-from fractune_core.analysis.cpu_limits.fitting import fit as fit_services
+from fractune_core.analysis.limit_fitting import Alternative, Goal
+from fractune_core.analysis.limit_fitting import fit as fit_services
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.files.bundles import SUFFIX, is_bundle
 from fractune_core.model_inputs import Inputs, as_shapes

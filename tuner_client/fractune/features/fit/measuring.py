@@ -10,12 +10,11 @@ from typing import Any
 from fractune.local.stack import own_env
 from fractune.local.timing_process import timing_process
 from fractune.models.source import check_model_file
-from fractune_core.analysis.cpu_limits.limits import Service, threads_text
-from fractune_core.cpu_limits import powers_of_two
+from fractune_core.cpu_limits import Service, powers_of_two, threads_text
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files import compared
 from fractune_core.files.bundles import SUFFIX, Bundle, is_bundle
-from fractune_core.host.cgroups import cpu_quota
+from fractune_core.host.cpus import cpu_quota
 from fractune_core.records import is_disturbed
 from fractune_core.share_kinds import CPU
 

@@ -6,8 +6,8 @@ from fractune.features.fit.table import fit_table
 from fractune.server.job_status import JobStatus
 from fractune.text.rendering import Table
 from fractune.text.text import parse_rate_per_s, parse_time_s
-from fractune_core.analysis.cpu_limits.fitting import Goal
-from fractune_core.analysis.cpu_limits.limits import service_of_time
+from fractune_core.analysis.limit_fitting import Goal
+from fractune_core.cpu_limits import service_of_time
 from fractune_core.errors import BadRequest
 from fractune_core.shares import Share
 

@@ -12,10 +12,9 @@ from fractune.features.fit.verifying import BehindServer, Verified
 from fractune.text.figure import save_figure
 from fractune.text.rendering import Column, Table
 from fractune.text.text import common_unit, marked_time, percent_text, time_text
-from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
-from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s, least_quota_m, threads_text
-from fractune_core.analysis.cpu_limits.prediction import predict
-from fractune_core.cpu_limits import MILLICORES
+from fractune_core.analysis.limit_fitting import Alternative, Goal
+from fractune_core.analysis.limit_prediction import predict
+from fractune_core.cpu_limits import MILLICORES, CpuLimit, Service, capacity_per_s, least_quota_m, threads_text
 from fractune_core.records import is_disturbed
 
 

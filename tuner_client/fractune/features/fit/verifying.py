@@ -13,10 +13,9 @@ from typing import Any
 from fractune.features.fit.measuring import KEYS, Measured, service_for
 from fractune.local.stack import own_env
 from fractune.local.timing_process import timing_process
-from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
-from fractune_core.analysis.cpu_limits.limits import CpuLimit
-from fractune_core.analysis.cpu_limits.prediction import enough_requests, p99_spread, percentile, serve
-from fractune_core.cpu_limits import LimitSize
+from fractune_core.analysis.limit_fitting import Alternative, Goal
+from fractune_core.analysis.limit_prediction import enough_requests, p99_spread, percentile, serve
+from fractune_core.cpu_limits import CpuLimit, LimitSize
 from fractune_core.errors import ShareUnavailable
 from fractune_core.host.machine import busy_s
 from fractune_core.records import TRIES, is_disturbed

@@ -9,11 +9,10 @@ from fractune.features.matrix.cross_table import CrossTable
 from fractune.server.job_status import ShareResult
 from fractune.text.rendering import Column, Table
 from fractune.text.text import marked_time
-from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, service_of_time
-from fractune_core.analysis.cpu_limits.prediction import by_latency, by_rate, paced_rate_per_s, predictable
 from fractune_core.analysis.knee import Curve, CurveKind, Knee, find_knee, fit_curve
+from fractune_core.analysis.limit_prediction import by_latency, by_rate, paced_rate_per_s, predictable
 from fractune_core.analysis.roofline import is_launch_bound
-from fractune_core.cpu_limits import LimitSize
+from fractune_core.cpu_limits import CpuLimit, LimitSize, Service, service_of_time
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.served import LOAD_TEXT
 from fractune_core.shares import GrantedShare, Share

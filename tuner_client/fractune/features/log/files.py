@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune.text.output_files import as_cell, replacing
-from fractune_core.access.addresses import MOST_MESSAGE_BYTES
+from fractune_core.access import MOST_MESSAGE_BYTES
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import BadRequest

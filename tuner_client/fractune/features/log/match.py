@@ -16,10 +16,10 @@ from fractune.sessions.session import PathText, session
 from fractune.text.rendering import Table
 from fractune.text.text import counts_text, marked_time, time_text
 from fractune_core.analysis.at_load import AtLoad, choices
-from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.inside import Inside
 from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.messages import from_lists, from_proto
+from fractune_core.cpu_limits import threads_text
 from fractune_core.errors import BadRequest
 from fractune_core.model_inputs import Inputs, as_shapes
 from fractune_core.named_sizes import Sizes

@@ -12,9 +12,9 @@ from typing import Any
 from fractune.server.job_status import JobStatus, OperatorRecords, ShareResult
 from fractune.text.text import disturbed_notes, factor_text, marked_time
 from fractune_core.analysis.at_load import AtLoad
-from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.roofline import is_launch_bound
 from fractune_core.analysis.slowdown_ci import LEVEL, Slowdown, ratio, slowdown
+from fractune_core.cpu_limits import threads_text
 from fractune_core.errors import one_line
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, explained_variant
 from fractune_core.served import LOAD_TEXT

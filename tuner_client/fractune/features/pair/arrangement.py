@@ -4,9 +4,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fractune_core.analysis.runtime_times import INTERLEAVED, OWN_UNITS, SAME_UNITS
+from fractune_core.analysis.model_times import INTERLEAVED, OWN_UNITS, SAME_UNITS
 from fractune_core.errors import BadRequest, ShareUnavailable
-from fractune_core.host.cpu_topology import CpuTopology
+from fractune_core.host.cpus import CpuTopology
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
 

@@ -15,7 +15,7 @@ from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.rendering import Table
 from fractune_core.analysis.co_location import FEWEST_ROUNDS, CoLocationFigures, co_location_figures
 from fractune_core.analysis.match import How
-from fractune_core.analysis.runtime_times import MeasuredPair
+from fractune_core.analysis.model_times import MeasuredPair
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import BadBundle, BadRequest, one_line
 from fractune_core.files.bundles import Bundle

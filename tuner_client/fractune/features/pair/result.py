@@ -11,7 +11,7 @@ from typing import Any
 from fractune.text.rendering import Column, Table
 from fractune.text.text import estimate_text, marked_time, moment_text, slowdown_text, time_text
 from fractune_core.analysis.co_location import CoLocationFigures, RoundTimes, Verdict, percentile
-from fractune_core.analysis.runtime_times import INTERLEAVED, MeasuredPair, PairedModel
+from fractune_core.analysis.model_times import INTERLEAVED, MeasuredPair, PairedModel
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import one_line
 from fractune_core.records import is_disturbed

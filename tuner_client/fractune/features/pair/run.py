@@ -55,7 +55,7 @@ class CoRunner:
     """A confined process that runs one program in a loop on request."""
 
     def __init__(self, program: Program, placement: Placement, lock_folder: str, env: Mapping[str, str]) -> None:
-        from fractune_core.analysis.cpu_limits.limits import SPIN_COUNT, SPIN_YIELDS
+        from fractune_core.cpu_limits import SPIN_COUNT, SPIN_YIELDS
         from fractune_workers.calibration.candidates import ChildThread
         from fractune_workers.child import Child
         from fractune_workers.confinement import confinement_for

@@ -8,7 +8,7 @@ from fractune.features.plan.plan import PlanResult, paired_plan
 from fractune.features.plan.slowdowns import with_slowdowns
 from fractune.server.job_status import JobStatus
 from fractune.text.text import parse_rate_per_s, parse_time_s
-from fractune_core.analysis.runtime_times import MeasuredPair
+from fractune_core.analysis.model_times import MeasuredPair
 from fractune_core.errors import BadRequest
 from fractune_core.names import Collection
 from fractune_core.planning.devices import DeviceType, Partitioning, device_type

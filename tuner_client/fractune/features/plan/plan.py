@@ -15,7 +15,7 @@ from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.session import PlaceOptions, finished_job, session
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
-from fractune_core.analysis.runtime_times import MeasuredPair
+from fractune_core.analysis.model_times import MeasuredPair
 from fractune_core.codec.messages import from_proto
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.jobs import JobSpec

@@ -6,7 +6,7 @@ from typing import Any
 
 from fractune.text.rendering import Column, Table
 from fractune.text.text import moment_text, slowdown_text
-from fractune_core.analysis.runtime_times import OWN_UNITS, MeasuredPair, PairedModel
+from fractune_core.analysis.model_times import OWN_UNITS, MeasuredPair, PairedModel
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import one_line
 from fractune_core.planning.devices import DeviceType

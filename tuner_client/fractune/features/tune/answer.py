@@ -22,7 +22,7 @@ from fractune.text.text import (
     span_text,
     spent_text,
 )
-from fractune_core.analysis.runtime_times import RuntimeTime
+from fractune_core.analysis.model_times import RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import one_line
 from fractune_core.files.compared import ONNX_RUNTIME, OURS

@@ -17,7 +17,7 @@ from fractune.features.tune.times_table import time_table
 from fractune.server.job_status import JobStatus, ShareResult
 from fractune.text.rendering import Column, Table
 from fractune.text.text import factor_text, marked_time, ratio_text, untuned_notes
-from fractune_core.analysis.runtime_times import RuntimeTime
+from fractune_core.analysis.model_times import RuntimeTime
 from fractune_core.errors import one_line, some_of
 from fractune_core.files.buckets import shape_text
 from fractune_core.files.checked import Checked

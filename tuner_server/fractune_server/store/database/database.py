@@ -41,7 +41,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from fractune_core.access.addresses import without_password
+from fractune_core.access import without_password
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.host.machine import network_file_system
 from fractune_server.store.database.sight import ALL_TENANTS, Fence, Sight

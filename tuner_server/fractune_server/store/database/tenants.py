@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, select, update
 
-from fractune_core.access.tokens import Quotas
+from fractune_core.access import Quotas
 from fractune_core.errors import BadRequest, NotFound
 from fractune_core.names import DEFAULT_TENANT, check_tenant
 from fractune_server.store.database.database import Repository

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fractune_core.host.cgroups import ROOT, Throttling, cgroup_folders, throttlings
+from fractune_core.host.cpus import ROOT, Throttling, cgroup_folders, throttlings
 from fractune_core.records import Disturbance, TimingPolicy
 
 if TYPE_CHECKING:  # NumPy starts threads, and the sandbox of this process is entered by one

@@ -16,8 +16,8 @@ import pytest
 from fractune.dashboard.views import fitting
 from fractune.local.noise_file import NOISE_FILE, advice_for, save_noise
 from fractune.server.job_status import OfferedShare
+from fractune_core.analysis.model_times import PairedModel
 from fractune_core.analysis.noise import NoiseAdvice
-from fractune_core.analysis.runtime_times import PairedModel
 from fractune_core.codec.messages import to_proto
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import VALIDATION_POLICY, Kind

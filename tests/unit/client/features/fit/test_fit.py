@@ -17,10 +17,9 @@ from fractune.features.fit import fit as fitting
 from fractune.features.fit import measuring, table
 from fractune.features.fit.fit import FitResult, settings_text
 from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, OPENVINO, Measured, measure, service_of
-from fractune_core.analysis.cpu_limits.fitting import Goal
-from fractune_core.analysis.cpu_limits.fitting import fit as fit_services
-from fractune_core.analysis.cpu_limits.limits import Service
-from fractune_core.cpu_limits import powers_of_two
+from fractune_core.analysis.limit_fitting import Goal
+from fractune_core.analysis.limit_fitting import fit as fit_services
+from fractune_core.cpu_limits import Service, powers_of_two
 from tests.support.client_samples import DEVICE, bundle_at
 
 MINILM = (

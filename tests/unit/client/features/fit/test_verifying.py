@@ -21,9 +21,9 @@ from fractune.features.fit import verifying
 from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, Measured
 from fractune.features.fit.verifying import REQUESTS, BehindServer, Verified, check_limits, verify, verify_behind
 from fractune.local import model_server
-from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
-from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service
-from fractune_core.analysis.cpu_limits.prediction import predict
+from fractune_core.analysis.limit_fitting import Alternative, Goal
+from fractune_core.analysis.limit_prediction import predict
+from fractune_core.cpu_limits import CpuLimit, Service
 from fractune_core.errors import FractuneError
 from fractune_runtime import loading
 from fractune_workers.confinement.limit_cgroups import LimitCgroups

@@ -14,7 +14,7 @@ from fractune.features.plan.of_jobs import JobDemand, PlannedDevice, plan_of_job
 from fractune.features.plan.plan import PlanResult
 from fractune.features.plan.slowdowns import slowdowns_table, with_slowdowns
 from fractune.server.job_status import JobStatus, job_status
-from fractune_core.analysis.runtime_times import INTERLEAVED, SAME_UNITS, MeasuredPair
+from fractune_core.analysis.model_times import INTERLEAVED, SAME_UNITS, MeasuredPair
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import BadRequest, PlanInfeasible
 from fractune_core.planning.devices import cpu_type, limit_type

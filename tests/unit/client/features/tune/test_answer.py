@@ -13,8 +13,8 @@ from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
 from fractune.server.job_status import JobProgress, JobStatus, OperatorStatus, ShareResult
 from fractune.server.pace import Pace
+from fractune_core.analysis.model_times import RuntimeTime
 from fractune_core.analysis.roofline import Arithmetic, Roof
-from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import BadRequest
 from fractune_core.files.compared import Compared, Timed

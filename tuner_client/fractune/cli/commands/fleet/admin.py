@@ -19,7 +19,7 @@ from fractune.local.state import default_state_dir
 from fractune.text.output_files import check_free, check_writable
 from fractune.text.rendering import Column, Table
 from fractune.text.text import parse_bytes, parse_lifetime_s
-from fractune_core.access.tokens import Quotas, Reach, Scope
+from fractune_core.access import Quotas, Reach, Scope
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.fleet.redis_users import USERS
 from fractune_core.jobs import Priority

@@ -22,7 +22,7 @@ from fractune.server.credentials import Credentials
 from fractune.server.rpc import RpcClient
 from fractune.sessions.session import named_server
 from fractune.text.text import parse_bytes
-from fractune_core.access.addresses import with_user
+from fractune_core.access import with_user
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.fleet.options import RoleName, ServerOptions, WorkerOptions
 from fractune_core.names import HealthPart

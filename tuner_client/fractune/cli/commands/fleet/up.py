@@ -20,8 +20,7 @@ from fractune.local.state import default_state_dir
 from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.rpc import RpcClient
 from fractune.sessions.session import named_server, server_session, state_folder
-from fractune_core.access.addresses import is_local
-from fractune_core.access.tls_files import TlsFiles
+from fractune_core.access import TlsFiles, is_local
 from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable
 from fractune_core.shares import share_names, with_kernel_shares
 

@@ -25,9 +25,9 @@ from fractune.text.output_files import check_writable
 from fractune.text.rendering import Table
 from fractune.text.text import common_unit, factor_text, time_text
 from fractune_core.agreement import differences
-from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.analysis.slowdown_ci import slowdown
+from fractune_core.cpu_limits import threads_text
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import members_of
 from fractune_core.files.compared import EXACT_ONNX_RUNTIME, ONNX_RUNTIME, RUNTIMES

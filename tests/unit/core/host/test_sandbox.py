@@ -12,13 +12,13 @@ import pytest
 
 from fractune_core.host import limits
 from fractune_core.host.machine import usable_memory_bytes
-from fractune_core.host.sandboxing.strangers_files import copy_strangers_file, empty_dir
+from fractune_core.host.private_folders import copy_strangers_file, empty_dir
 
 _IMPORTS = """
 import json, os, tempfile
 from pathlib import Path
 from fractune_core.host import limits
-from fractune_core.host.sandboxing import sandbox
+from fractune_core.host import sandbox
 """
 # Limits and hidden memory are nothing to root. To change the user has hidden this process's, as no exec has.
 _AS_ANY_USER = """
@@ -41,7 +41,7 @@ def test_a_kernel_that_grants_nothing_is_told_of() -> None:
 
 def refused(*_, **__):
     raise OSError
-sandbox.restrict_files = sandbox.refuse_system_calls = refused
+sandbox.restrict_files = sandbox.calls.refuse_system_calls = refused
 with tempfile.NamedTemporaryFile() as secret:
     reader, writer = os.pipe()
     if os.fork() == 0:
@@ -102,7 +102,7 @@ def test_a_process_that_measures_makes_only_the_calls_of_a_list() -> None:
     """All others are refused, those of a newer kernel as if they were not there."""
     code = """
 import ctypes, errno, signal, sys, threading
-from fractune_core.host.sandboxing import syscall_filter
+from fractune_core.host import syscall_filter
 signal.alarm(30)  # some calls would wait
 column = list(syscall_filter._ARCHITECTURES).index(os.uname().machine)
 calls = " ".join(syscall_filter._MEASURING.values()).split()

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fractune_core.analysis.cpu_limits.limits import (
+from fractune_core.cpu_limits import (
     CpuLimit,
     Service,
     capacity_per_s,

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s, least_quota_m, loop_per_s
-from fractune_core.analysis.cpu_limits.prediction import (
+from fractune_core.analysis.limit_prediction import (
     Budget,
     by_latency,
     by_rate,
@@ -22,6 +21,7 @@ from fractune_core.analysis.cpu_limits.prediction import (
     predictable,
     serve,
 )
+from fractune_core.cpu_limits import CpuLimit, Service, capacity_per_s, least_quota_m, loop_per_s
 from fractune_core.errors import BadRequest
 from fractune_core.served import poisson
 from tests.support.paths import REPOSITORY

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fractune_core.analysis.cpu_limits import limits
-from fractune_core.analysis.cpu_limits.prediction import Prediction, Served, enough_requests, p99_s, serve, summary
+from fractune_core import cpu_limits
+from fractune_core.analysis.limit_prediction import Prediction, Served, enough_requests, p99_s, serve, summary
 from fractune_core.cpu_limits import MILLICORES
 from fractune_core.errors import BadRequest
 from fractune_core.served import poisson
@@ -35,7 +35,7 @@ class Goal:
     """fraction by which inferences may take longer than measured"""
     step_m: int = STEP_M
     """millicores; limits are multiples of it"""
-    period_us: int = limits.PERIOD_US
+    period_us: int = cpu_limits.PERIOD_US
     bursts: tuple[float, ...] = (0.0,)
     """fractions of the quota; Kubernetes sets none"""
 
@@ -65,7 +65,7 @@ class Alternative:
     threads: int
     """of a replica"""
     replicas: int
-    limit: limits.CpuLimit
+    limit: cpu_limits.CpuLimit
     prediction: Prediction
     """from the times as they were measured"""
     safe_p99_s: float
@@ -73,10 +73,10 @@ class Alternative:
 
     @property
     def name(self) -> str:
-        return f"{self.replicas} x {limits.threads_text(self.threads)} at {self.limit.quota_m}m"
+        return f"{self.replicas} x {cpu_limits.threads_text(self.threads)} at {self.limit.quota_m}m"
 
 
-def fit(services: Sequence[limits.Service], goal: Goal) -> list[Alternative]:
+def fit(services: Sequence[cpu_limits.Service], goal: Goal) -> list[Alternative]:
     """The ways to keep the goal: for each number of threads, replicas and burst the least limit. The smallest limit
     comes first; of equal ones that with the fewest threads, then the smallest burst. More replicas, or a larger burst,
     are left out where they allow no smaller limit.
@@ -91,7 +91,7 @@ def fit(services: Sequence[limits.Service], goal: Goal) -> list[Alternative]:
     return sorted(found, key=lambda each: (each.limit.quota_m, each.threads * each.replicas, each.limit.burst_us))
 
 
-def _check(services: Sequence[limits.Service], goal: Goal) -> list[limits.Service]:
+def _check(services: Sequence[cpu_limits.Service], goal: Goal) -> list[cpu_limits.Service]:
     """The services that fit on the cores. Raises BadRequest where they cannot keep the goal at any limit."""
     fitting = [service for service in services if service.threads <= goal.cores]
     if not fitting:
@@ -103,10 +103,10 @@ def _check(services: Sequence[limits.Service], goal: Goal) -> list[limits.Servic
         least_ms = 1e3 * fastest.mean_s * longer
         raise BadRequest(
             f"a p99 of {1e3 * goal.p99_s:g} ms is less than one inference takes: {1e3 * fastest.mean_s:.3g} ms with"
-            f" {limits.threads_text(fastest.threads)}; ask for more than {least_ms:.3g} ms, or tune the model"
+            f" {cpu_limits.threads_text(fastest.threads)}; ask for more than {least_ms:.3g} ms, or tune the model"
         )
-    whole = limits.CpuLimit(MILLICORES * goal.cores, goal.period_us)
-    most_per_s = max(limits.capacity_per_s(each, whole, goal.cores // each.threads) for each in fitting) / longer
+    whole = cpu_limits.CpuLimit(MILLICORES * goal.cores, goal.period_us)
+    most_per_s = max(cpu_limits.capacity_per_s(each, whole, goal.cores // each.threads) for each in fitting) / longer
     if goal.rate_per_s > _MOST_LOAD * most_per_s:
         cores = math.ceil(goal.rate_per_s * min(each.cpu_s for each in fitting) * longer / _MOST_LOAD)
         raise BadRequest(
@@ -126,7 +126,7 @@ class _Search:
         self._missed: list[Alternative] = []
         """with the largest limit of use"""
 
-    def with_bursts(self, service: limits.Service) -> Iterator[Alternative]:
+    def with_bursts(self, service: cpu_limits.Service) -> Iterator[Alternative]:
         """By burst and number of replicas, each with a smaller limit than any with as many replicas and less burst."""
         least_m: dict[int, int] = {}
         for burst in sorted(self._goal.bursts):
@@ -135,7 +135,7 @@ class _Search:
                     least_m[each.replicas] = each.limit.quota_m
                     yield each
 
-    def alternatives(self, service: limits.Service, burst: float) -> Iterator[Alternative]:
+    def alternatives(self, service: cpu_limits.Service, burst: float) -> Iterator[Alternative]:
         """By number of replicas, each with a smaller limit than the one before."""
         least_m = math.inf
         for replicas in range(1, self._goal.cores // service.threads + 1):
@@ -159,18 +159,18 @@ class _Search:
         least_ms = math.ceil(1e4 * nearest.safe_p99_s) / 10
         return f"{wanted}; the nearest is {least_ms:g} ms by {nearest.name}: ask for {least_ms:g} ms or a lower rate"
 
-    def _least(self, service: limits.Service, replicas: int, burst: float) -> Alternative | None:
+    def _least(self, service: cpu_limits.Service, replicas: int, burst: float) -> Alternative | None:
         """By bisection: a request is not later under a larger limit."""
         goal, threads, slower = self._goal, service.threads * replicas, service.slower(self._goal.margin)
         if goal.rate_per_s > _MOST_LOAD * replicas / slower.mean_s:
             return None
         busy_m = MILLICORES * goal.rate_per_s * slower.cpu_s / _MOST_LOAD
-        lowest = math.ceil(max(busy_m, limits.least_quota_m(threads, goal.period_us)) / goal.step_m)
+        lowest = math.ceil(max(busy_m, cpu_limits.least_quota_m(threads, goal.period_us)) / goal.step_m)
         highest = min(MILLICORES * goal.cores // goal.step_m, math.ceil(MILLICORES * threads / goal.step_m))
 
-        def limit(steps: int) -> limits.CpuLimit:
+        def limit(steps: int) -> cpu_limits.CpuLimit:
             quota_us = steps * goal.step_m * goal.period_us // MILLICORES
-            return limits.CpuLimit(steps * goal.step_m, goal.period_us, int(burst * quota_us))
+            return cpu_limits.CpuLimit(steps * goal.step_m, goal.period_us, int(burst * quota_us))
 
         def holds(steps: int) -> bool:
             return all(p99_s(run) <= goal.p99_s for run in self._runs(slower, replicas, limit(steps)))
@@ -187,6 +187,6 @@ class _Search:
             return None
         return alternative(lowest + bisect_left(range(lowest, highest), 1, key=holds))
 
-    def _runs(self, service: limits.Service, replicas: int, limit: limits.CpuLimit) -> Iterator[Served]:
+    def _runs(self, service: cpu_limits.Service, replicas: int, limit: cpu_limits.CpuLimit) -> Iterator[Served]:
         for seed, arrivals in enumerate(self._arrivals):
             yield serve(service, limit, replicas, len(arrivals), arrivals, seed)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fractune_core.analysis.cpu_limits import fitting
-from fractune_core.analysis.cpu_limits.fitting import MARGIN, Goal, fit
-from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, least_quota_m
-from fractune_core.analysis.cpu_limits.prediction import predict
+from fractune_core.analysis import limit_fitting
+from fractune_core.analysis.limit_fitting import MARGIN, Goal, fit
+from fractune_core.analysis.limit_prediction import predict
+from fractune_core.cpu_limits import CpuLimit, Service, least_quota_m
 from fractune_core.errors import BadRequest
 from tests.support.measured_limits import cells, measured_runs, median_errors
 
@@ -23,7 +23,7 @@ GOAL = Goal(rate_per_s=18, p99_s=0.05, cores=2)
 @pytest.fixture
 def roughly(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a quarter of the requests, where the number that is found does not matter."""
-    monkeypatch.setattr(fitting, "_REQUESTS", 1_000)
+    monkeypatch.setattr(limit_fitting, "_REQUESTS", 1_000)
 
 
 def test_each_alternative_keeps_the_goal_and_a_step_less_does_not() -> None:

@@ -1,1 +1,0 @@
-"""Callers of a server, and how they connect: addresses, certificates, tokens."""
