@@ -37,7 +37,7 @@ from fractune_workers.children.importing.passes import Operator, described, extr
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, may_have_others
 from fractune_workers.children.recurrent.packing import Tiling
 from fractune_workers.children.recurrent.recurrence import Recurrence
-from fractune_workers.children.recurrent.vectors import recurrence_in, with_tilings
+from fractune_workers.children.recurrent.vectors import with_tilings
 from fractune_workers.children.triton_kernels.compiler import is_installed, is_known, load_triton
 from fractune_workers.children.triton_kernels.marks import with_marks
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
@@ -100,9 +100,8 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
     with named(Path(path).name):
         operators = extract(direct, target)
     workloads = {operator.workload_hash: {DIRECT: read_workload(operator.workload_json)} for operator in operators}
-    known = {own: recurrence_in(by_name[DIRECT].mod) for own, by_name in workloads.items()}
     called = hashes_of(direct)
-    recurrences = {own: recurrence for own, recurrence in known.items() if recurrence is not None}
+    recurrences = {each.workload_hash: each.recurrence for each in operators if each.recurrence is not None}
     others = {}
     for name in _others(target, [by_name[DIRECT] for by_name in workloads.values()]):
         other = with_marks(direct) if name == TRITON else prepare_variants(loaded, target, name).module
@@ -113,8 +112,7 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
             if own in workloads:
                 workloads[own][name] = workload
     chains = chains_of(direct) if _has_triton(target) else []
-    attention = workloads_of(chains)
-    for number, (own, by_name) in enumerate(attention.items()):
+    for number, (own, by_name) in enumerate((workloads_of(chains) if chains else {}).items()):
         operators.append(described(f"attention{number or ''}", 0, by_name[DIRECT].mod))
         workloads[own] = by_name
     hashes = {own: workload_hash(write_workloads(by_name)) for own, by_name in workloads.items()}
@@ -137,7 +135,7 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
 
 
 def _has_triton(target: tvm.target.Target) -> bool:
-    return is_known(target) and is_installed()
+    return target.kind.name == "cuda" and is_known(target) and is_installed()
 
 
 def _others(target: tvm.target.Target, direct: Sequence[Workload]) -> list[str]:

@@ -7,7 +7,8 @@ so both run `prepare`. Another pass list would give other hashes, and no schedul
 import logging
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +26,9 @@ from fractune_workers.children.layouts.cached_attention import with_cached_atten
 from fractune_workers.children.layouts.last_token import with_last_token
 from fractune_workers.children.layouts.planner import Planner, Rule, block_lanes
 from fractune_workers.children.layouts.transposed import conv2d_transpose
-from fractune_workers.children.recurrent.vectors import recurrence_in, refuse_recurrences, with_vectors, without_tiling
+from fractune_workers.children.recurrent import vectors
+from fractune_workers.children.recurrent.packing import Tiling
+from fractune_workers.children.recurrent.recurrence import Recurrence
 from fractune_workers.children.rewriting import (
     extremes,
     hyperbolic,
@@ -43,6 +46,7 @@ from fractune_workers.children.rewriting.expressions import (
     has_fixed_shapes,
     is_scheduled,
     operator_of,
+    operators_in,
     origins_of,
     relax_functions,
     rewritten,
@@ -163,7 +167,7 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     recurrent operator on a GPU.
     """
     if target.kind.name != "llvm":
-        refuse_recurrences(mod)
+        vectors.refuse_recurrences(mod)
         return with_channels_last(mod) if target.kind.name == "cuda" else mod
     unit = vector_unit(target)
     rules: dict[str, Rule] = {**_RULES, "call_tir": partial(_in_vectors, unit=unit)}
@@ -173,7 +177,9 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     dots = dot_products(target) if lanes == unit.lanes else []
     planner = Planner(mod.clone(), rules, elementwise.part, lanes, implementation, dots, needed_features(target))
     tidy = [relax.transform.EliminateCommonSubexpr(), relax.transform.DeadCodeElimination()]
-    return tvm.transform.Sequential(tidy)(with_vectors(rewritten(mod, planner), target))
+    made = rewritten(mod, planner)
+    made = vectors.with_vectors(made, target) if _KERNEL in operators_in(mod) else made
+    return tvm.transform.Sequential(tidy)(made)
 
 
 def _in_vectors(planner: Planner, call: Any, unit: VectorUnit) -> tuple[Any, None] | None:
@@ -251,6 +257,13 @@ _LEGALIZATIONS_FOR_CPUS = {
     **special_numbers.LEGALIZATIONS_FOR_CPUS,
     CONCAT: kept,
 }
+_KERNEL = "call_tir"
+_CHANGES: Sequence[tuple[AbstractSet[str], Callable[[tvm.IRModule], tvm.IRModule]]] = (
+    ({"equal"}, looked_up),
+    ({"concat", _KERNEL}, with_caches),
+    ({_KERNEL}, with_cached_attention),
+)
+"""of a simplified model, in this order: each is made where the model calls one of the operators"""
 
 
 @dataclass(frozen=True)
@@ -273,6 +286,8 @@ class Operator:
     """those of its outputs"""
     narrow: bool
     """whether an argument has elements of less than 4 bytes: then its arithmetic may be faster than float32's"""
+    recurrence: Recurrence | None
+    """what it computes, if it is an LSTM, GRU or RNN"""
 
 
 def prepare(
@@ -286,6 +301,7 @@ def prepare(
     The order matters: patterns are annotated on the legalized functions, and fusion reads them once constants are
     folded.
     """
+    is_from_file = FROM_FILE in (mod.attrs or {})
     strangers = [str(name) for name in (mod.attrs or {}).get(FROM_FILE, ())]
     mod = mod.without_attr(FROM_FILE)
     passes = tvm.transform.Sequential(
@@ -307,10 +323,15 @@ def prepare(
     )
     try:
         with target, tvm.transform.PassContext(opt_level=3):
-            direct = with_wide_operators(without_origins(mod))
-            simple = with_cached_attention(with_caches(looked_up(simplify(direct))))
-            simple = with_last_token(simple) if last_token and target.kind.name == "llvm" else simple
-            return settled(passes(planned(simple, target, implementation)))
+            simple = simplify(with_wide_operators(without_origins(mod)))
+            for needs, change in _CHANGES:
+                # A module from a file may state what a change finds out.
+                if is_from_file or needs & operators_in(simple):
+                    simple = change(simple)
+            if last_token and target.kind.name == "llvm" and _KERNEL in operators_in(simple):
+                simple = with_last_token(simple)
+            fused = passes(planned(simple, target, implementation))
+            return settled(fused) if "concat" in operators_in(fused) else fused
     except BadModel:
         raise
     except Exception as error:
@@ -348,10 +369,10 @@ def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:
     operators: dict[str, Operator] = {}
     tasks = ms.relax_integration.extract_tasks(mod, target)
     for task in tasks:
-        mod = without_tiling(task.dispatched[0])
-        if is_scheduled(mod["main"]) and recurrence_in(mod) is None:
+        mod, recurrence = _untiled(task.dispatched[0])
+        if is_scheduled(mod["main"]) and recurrence is None:
             continue
-        operator = described(str(task.task_name), int(task.weight), mod)
+        operator = described(str(task.task_name), int(task.weight), mod, recurrence)
         known = operators.get(operator.workload_hash)
         weight = operator.weight + (known.weight if known else 0)
         operators[operator.workload_hash] = Operator(**{**vars(known or operator), "weight": weight})
@@ -361,14 +382,23 @@ def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:
     return list(operators.values())
 
 
+def _untiled(mod: tvm.IRModule) -> tuple[tvm.IRModule, Recurrence | None]:
+    """The module of an operator; the plain kernel of a recurrence, which is scheduled already, and the recurrence.
+
+    The plain kernel names the operator, whatever the target and the weights.
+    """
+    recurrence = vectors.recurrence_in(mod) if is_scheduled(mod["main"]) else None
+    return (mod if recurrence is None else vectors.kernel_module(recurrence, Tiling())), recurrence
+
+
 def direct_hash(mod: tvm.IRModule) -> str:
     """The workload hash of one operator's TIR module, if the operator has no other implementation. Within one model it
     stands for the operator. Kernels of one recurrence have one hash, whatever their tilings.
     """
-    return workload_hash(write_workloads({DIRECT: Workload.of(without_tiling(mod))}))
+    return workload_hash(write_workloads({DIRECT: Workload.of(_untiled(mod)[0])}))
 
 
-def described(name: str, weight: int, mod: tvm.IRModule) -> Operator:
+def described(name: str, weight: int, mod: tvm.IRModule, recurrence: Recurrence | None = None) -> Operator:
     """The operator of one TIR module."""
     arguments = _arguments(mod)
     text = write_workloads({DIRECT: Workload.of(mod)})
@@ -381,6 +411,7 @@ def described(name: str, weight: int, mod: tvm.IRModule) -> Operator:
         io_bytes=sum(count * element_bytes for count, element_bytes, _ in arguments),
         written_bytes=sum(count * element_bytes for count, element_bytes, is_written in arguments if is_written),
         narrow=any(element_bytes < _FLOAT32_BYTES for _, element_bytes, _ in arguments),
+        recurrence=recurrence,
     )
 
 

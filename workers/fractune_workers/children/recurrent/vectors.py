@@ -54,14 +54,6 @@ def kernel_module(recurrence: Recurrence, tiling: Tiling) -> tvm.IRModule:
     return normalized
 
 
-def without_tiling(mod: tvm.IRModule) -> tvm.IRModule:
-    """The plain kernel in the place of one with any tiling; the module of another operator as it is. The plain kernel
-    names the operator, whatever the target and the weights.
-    """
-    recurrence = recurrence_in(mod)
-    return mod if recurrence is None else kernel_module(recurrence, Tiling())
-
-
 def _recurrent(mod: tvm.IRModule) -> list[Any]:
     return [function for function in mod.functions.values() if function.attrs and RECURRENCE in function.attrs]
 

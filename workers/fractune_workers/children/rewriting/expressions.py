@@ -98,6 +98,14 @@ def called_functions(mod: tvm.IRModule) -> list[Any]:
     return list(found)
 
 
+def operators_in(mod: tvm.IRModule) -> set[str]:
+    """The names of the operators that a module's Relax functions call."""
+    calls: list[Any] = []
+    for function in relax_functions(mod).values():
+        tvm_ffi.structural_walk(function, (relax.Call, calls.append))
+    return set(map(operator_of, calls))
+
+
 def bindings_of(function: Any) -> list[Any]:
     """All bindings of a Relax function, in order."""
     return [binding for block in function.body.blocks for binding in block.bindings]

@@ -226,13 +226,14 @@ _NOT_ONNX = "AllClassNMS Attention BiasGelu EmbedLayerNormalization FastGelu Mat
 """Names by which TVM's importer knows operators of other domains; it looks at no domain."""
 
 
-def from_onnx(model: onnx.ModelProto, branches: Branches, apart: Weights) -> tvm.IRModule:
+def from_onnx(model: onnx.ModelProto, branches: Branches | None, apart: Weights) -> tvm.IRModule:
     """The model as a Relax module with the entry `main`; the numbers of weights `apart` are not in the model. Raises
     BadModel for a node that cannot be imported, and other errors where the graph around the nodes cannot be read.
     """
     importer = Importer(element_types(model.graph), branches, apart)
     mod = importer.from_onnx(model.graph, onnx_graph.opset_of(model))
-    return with_sections(with_origins(mod, importer.origins))
+    mod = with_origins(mod, importer.origins)
+    return with_sections(mod) if branches else mod
 
 
 def is_known(node: onnx.NodeProto) -> bool:
@@ -259,7 +260,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):
     _nodes: dict[str, Any]
     """by name: the values so far"""
 
-    def __init__(self, element_types: dict[str, int], branches: Branches, apart: Weights) -> None:
+    def __init__(self, element_types: dict[str, int], branches: Branches | None, apart: Weights) -> None:
         """`element_types`: ONNX's numbers of the types of tensors, by name."""
         self._apart = apart
         as_bytes = {name: AS_BYTES[kind] for name, kind in element_types.items() if kind in AS_BYTES}
@@ -310,7 +311,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):
         """Convert one node, and name its outputs."""
         unknown = next((name for name in node.input if name and name not in self._nodes), None)
         if unknown is not None:
-            known = self.branches.original(node)
+            known = self.branches.original(node) if self.branches else node
             raise self.refused(known, f"it reads '{unknown}', which no node makes; export the model again")
         inputs = onnx_frontend.onnx_input(self._nodes[name] if name else None for name in node.input)
         mistyped = next(mistyped_attributes(node), None)

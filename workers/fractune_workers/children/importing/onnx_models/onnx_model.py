@@ -53,6 +53,7 @@ from fractune_workers.children.importing.onnx_models.onnx_shapes import (
     fix_shapes,
 )
 from fractune_workers.children.importing.onnx_models.unmasked_caches import hide_unused_rows
+from fractune_workers.children.importing.rolling.places import PRODUCTS
 from fractune_workers.children.importing.rolling.rolled import roll_up
 from fractune_workers.children.tvm_api.keep_out import hushed
 from fractune_workers.children.tvm_api.scratch_tensors import LEAST_BYTES, Weights, errors_of_the_disk
@@ -161,8 +162,14 @@ def _fixed(
     check_inputs(model.graph, fixed, constants)
     fix_shapes(model.graph, fixed, constants)
     fix_constants(model.graph, constants)
-    hide_unused_rows(model, limits)
+    if _has(model, "Concat"):  # each cache ends with one
+        hide_unused_rows(model, limits)
     return model
+
+
+def _has(model: onnx.ModelProto, *operators: str) -> bool:
+    """Whether a node of the model, or of its subgraphs, is one of these operators."""
+    return any(node.op_type in operators for node in onnx_graph.all_nodes(model.graph.node))
 
 
 def _read(
@@ -183,14 +190,10 @@ def _read(
         Folding(model, limits).run()
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise BadModel(f"has a graph that cannot be read: {first_line(error)}; export the model again") from error
-    if recurrences:
+    if recurrences and _has(model, *PRODUCTS):
         roll_up(model, limits)
-    branches = Branches(
-        model,
-        opset,
-        partial(_read, limits=limits, captured=captured, recurrences=recurrences, apart={}, is_branch=True),
-        captured,
-    )
+    read = partial(_read, limits=limits, captured=captured, recurrences=recurrences, apart={}, is_branch=True)
+    branches = Branches(model, opset, read, captured) if _has(model, "If") else None
     outlines = _set_aside(model.graph, {*apart, *_left_alone(model)})
     model = _slimmed(model)
     model.graph.initializer.extend(outlines)
@@ -361,7 +364,7 @@ def _is_numeric(value: onnx.ValueInfoProto) -> bool:
     return bool(kind) and helper.tensor_dtype_to_np_dtype(kind).kind in "biuf"
 
 
-def _import(model: onnx.ModelProto, branches: Branches, apart: Weights) -> tvm.IRModule:
+def _import(model: onnx.ModelProto, branches: Branches | None, apart: Weights) -> tvm.IRModule:
     try:
         with hushed():
             return from_onnx(model, branches, apart)

@@ -1,6 +1,6 @@
 """The pass that simplifies a model: it asks a rule for each operator, and knows what each value was computed from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -18,7 +18,7 @@ Rule = Callable[["Simplifier", Any], Any | None]
 
 @mutator
 class Simplifier(PyExprMutator):
-    def __init__(self, mod: tvm.IRModule, rules: Mapping[str, tuple[Rule, ...]], used_once: set[Any]) -> None:
+    def __init__(self, mod: tvm.IRModule, rules: Mapping[str, Sequence[Rule]], used_once: set[Any]) -> None:
         super().__init__(mod)
         self._rules = rules
         self._used_once = used_once

@@ -7,6 +7,7 @@
 - Normalisations and GELU are one operator (`composites.py`), and reshapes meet and cancel (below).
 """
 
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -19,6 +20,7 @@ from fractune_workers.children.rewriting.expressions import (
     constant_of,
     is_constant,
     operator_of,
+    operators_in,
     relax_functions,
     rewritten,
     shape_of,
@@ -165,7 +167,8 @@ _CHANNELS = 1
 def simplify(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with every Relax function rewritten; its results stay the same, up to rounding."""
     tidy = tvm.transform.Sequential([relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()])
-    for rules in _RULES:
+    first = _joined(_RULES, _RULES_OF_LINES) if _MAKES_LINES & operators_in(mod) else _RULES
+    for rules in (first, _RULES_OF_ROWS):
         once = set[Any]().union(*map(used_once, relax_functions(mod).values()))
         mod = tidy(rewritten(mod, Simplifier(mod.clone(), rules, once)))
     return mod
@@ -260,33 +263,36 @@ def _broadcast(_: Simplifier, call: Any) -> Any | None:
     return data if shape_of(data) == shape_of(call) else None
 
 
-_RULES: tuple[dict[str, tuple[Rule, ...]], ...] = (
-    {
-        **dict.fromkeys(("permute_dims", "reshape", "expand_dims", "squeeze"), (_shape_change,)),
-        **dict.fromkeys(ELEMENTWISE, (lines.elementwise,)),
-        "add": (composites.scaled_norm, lines.elementwise),
-        "broadcast_to": (_broadcast,),
-        "concat": (_joined_splits, lines.concatenated),
-        "dequantize": (dequantized,),
-        "divide": (composites.layer_norm, composites.rms_norm, lines.elementwise),
-        "multiply": (
-            composites.gelu,
-            composites.layer_norm,
-            composites.rms_norm,
-            composites.scaled_norm,
-            lines.elementwise,
-        ),
-        "nn.batch_norm": (_batch_norm,),
-        "nn.conv1d": (lines.conv1d,),
-        "nn.conv1d_transpose": (lines.conv1d_transpose,),
-        "strided_slice": (lines.sliced,),
-    },
-    {
-        **dict.fromkeys(ELEMENTWISE, (elementwise,)),
-        "matmul": (matmul,),
-        "nn.layer_norm": (norm,),
-        "nn.rms_norm": (norm,),
-        "reshape": (reshaped,),
-    },
-)
-"""of each pass, by the Relax operator: the first that fits is applied"""
+_Rules = Mapping[str, Sequence[Rule]]
+_RULES: _Rules = {
+    **dict.fromkeys(("permute_dims", "reshape", "expand_dims", "squeeze"), (_shape_change,)),
+    "add": (composites.scaled_norm,),
+    "broadcast_to": (_broadcast,),
+    "concat": (_joined_splits,),
+    "dequantize": (dequantized,),
+    "divide": (composites.layer_norm, composites.rms_norm),
+    "multiply": (composites.gelu, composites.layer_norm, composites.rms_norm, composites.scaled_norm),
+    "nn.batch_norm": (_batch_norm,),
+}
+_RULES_OF_LINES: _Rules = {
+    **dict.fromkeys(ELEMENTWISE, (lines.elementwise,)),
+    "concat": (lines.concatenated,),
+    "nn.conv1d": (lines.conv1d,),
+    "nn.conv1d_transpose": (lines.conv1d_transpose,),
+    "strided_slice": (lines.sliced,),
+}
+"""behind the others, in a model with a line: what makes one, or an image without its height"""
+_MAKES_LINES = {"nn.conv1d", "nn.conv1d_transpose", "squeeze"}
+_RULES_OF_ROWS: _Rules = {
+    **dict.fromkeys(ELEMENTWISE, (elementwise,)),
+    "matmul": (matmul,),
+    "nn.layer_norm": (norm,),
+    "nn.rms_norm": (norm,),
+    "reshape": (reshaped,),
+}
+"""of the second pass"""
+
+
+def _joined(*tables: _Rules) -> _Rules:
+    """By the Relax operator: the rules of all tables, of which the first that fits is applied."""
+    return {name: [rule for table in tables for rule in table.get(name, ())] for table in tables for name in table}
