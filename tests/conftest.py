@@ -9,7 +9,7 @@ import runpy
 import signal
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,10 @@ from hypothesis import settings
 from tests.support.order import mixed
 
 if TYPE_CHECKING:
+    import redis
+
     from tests.support.processes.postgres_process import Postgres
+    from tests.support.real_bundle import FusedVariants, Small
 
 # The tests start hundreds of Python processes: what they import is compiled once and not in each of them.
 sys.dont_write_bytecode = False
@@ -120,3 +123,85 @@ def postgres() -> Iterator[Postgres]:
 
     with running_postgres() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    from tests.support.processes.redis_process import running_redis
+
+    with running_redis() as url:
+        yield url
+
+
+@pytest.fixture
+def connection(redis_url: str) -> Iterator[redis.Redis]:
+    """To a Redis that is empty."""
+    import redis
+
+    with redis.Redis.from_url(redis_url) as connection:
+        connection.flushall()
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a kind of bundles, which are compiled once."""
+    from tests.support.real_bundle import compiled
+
+    return lambda what: compiled(what, tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session")
+def small(compiled: Callable[[str], Path]) -> Small:
+    """A small model, and a bundle that was compiled from it for this host."""
+    return _pair(compiled("small"), "small")
+
+
+@pytest.fixture(scope="session")
+def by_machine(compiled: Callable[[str], Path]) -> Small:
+    """The small model, and a bundle of it for TVM's virtual machine."""
+    return _pair(compiled("by_machine"), "small")
+
+
+@pytest.fixture(scope="session")
+def listener(compiled: Callable[[str], Path]) -> Small:
+    """A detector of speech whose rate is a constant of the bundle."""
+    return _pair(compiled("listener"), "listener")
+
+
+@pytest.fixture(scope="session")
+def in_parts(compiled: Callable[[str], Path]) -> Small:
+    """A model with an operator that cannot be imported, and its bundle in parts."""
+    return _pair(compiled("parts"), "middle")
+
+
+def _pair(folder: Path, name: str) -> Small:
+    from tests.support.real_bundle import Small
+
+    return Small(folder / f"{name}.onnx", folder / f"{name}.fractune")
+
+
+@pytest.fixture(scope="session")
+def fused(compiled: Callable[[str], Path]) -> FusedVariants:
+    from tests.support.real_bundle import FusedVariants
+
+    folder = compiled("fused")
+    return FusedVariants((folder / "variant1.onnx", folder / "variant2.onnx"), folder / "variants.fractune")
+
+
+@pytest.fixture(scope="session")
+def encoders(compiled: Callable[[str], Path]) -> Path:
+    """A folder with the bundles of `compile_encoders`."""
+    return compiled("encoders")
+
+
+@pytest.fixture(scope="session")
+def decoders(compiled: Callable[[str], Path]) -> Path:
+    """A folder with the files of `compile_decoders`."""
+    return compiled("decoders")
+
+
+@pytest.fixture(scope="session")
+def denormals(compiled: Callable[[str], Path]) -> Path:
+    """A folder with the files of `compile_denormals`."""
+    return compiled("denormals")

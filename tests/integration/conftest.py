@@ -5,14 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
-from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import Client, ServerProcess, running_server
-
-
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with running_redis() as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

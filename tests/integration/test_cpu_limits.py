@@ -16,7 +16,7 @@ from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from fractune_workers.inventory.shares import machine_shares
 from tests.support.hardware.cgroup_tree import a_host
 from tests.support.hardware.real_cgroup import capped_cgroup
-from tests.support.real_bundle import compile_small
+from tests.support.real_bundle import Small
 
 pytestmark = pytest.mark.alone
 
@@ -153,12 +153,13 @@ finally:
 
 
 @pytest.mark.long
-def test_a_whole_model_is_timed_under_a_limit_with_each_number_of_threads(tmp_path: Path) -> None:
+def test_a_whole_model_is_timed_under_a_limit_with_each_number_of_threads(small: Small) -> None:
     if len(ALLOWED) < 2:
         pytest.skip("this machine has one core")
-    _, bundle = compile_small(tmp_path)
     with capped_cgroup(cores=None) as cgroup:
-        timed = json.loads(cgroup.run(_TIME_MODEL.format(share="cpu:500m@2", cores=ALLOWED[:2], path=str(bundle))))
+        timed = json.loads(
+            cgroup.run(_TIME_MODEL.format(share="cpu:500m@2", cores=ALLOWED[:2], path=str(small.bundle)))
+        )
     assert [(each["variant"], each["threads"]) for each in timed["at_load"]] == [("cpu:1", 1), ("cpu:2", 2)]
     assert timed["run_secs"].keys() == timed["max_error"].keys() == {"untuned", "cpu:1", "cpu:2"}
     limit = GrantedLimit.from_json(timed["granted"]["limit"])

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from tests.support.hardware.real_cgroup import capped_cgroup
 from tests.support.paths import REPOSITORY
 from tests.support.processes.server_environments import ENVIRONMENTS, python_of
+from tests.support.real_bundle import Small
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="a bundle with two variants needs two cores")
 
@@ -30,17 +30,9 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "_ROUNDS", ROUNDS)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a small model, and its bundle with variants for one core and for two."""
-    made = tmp_path_factory.mktemp("fit")
-    subprocess.run([sys.executable, "-m", "tests.support.real_bundle", str(made), "small"], check=True, cwd=REPOSITORY)
-    return made / "small"
-
-
-def test_an_onnx_file_is_timed_in_onnx_runtime(folder: Path) -> None:
+def test_an_onnx_file_is_timed_in_onnx_runtime(small: Small) -> None:
     """The model takes some 20 us: every limit would do."""
-    found = fractune.fit(folder / "small.onnx", "5/s", "500ms", progress=False)
+    found = fractune.fit(small.model, "5/s", "500ms", progress=False)
     assert found.measured.runtime == ONNX_RUNTIME
     assert found.measured.version
     assert [service.threads for service in found.measured.services] == powers_of_two(usable_cores())
@@ -51,26 +43,26 @@ def test_an_onnx_file_is_timed_in_onnx_runtime(folder: Path) -> None:
     assert (found.best.threads, found.best.replicas) == (1, 1)
 
 
-def test_a_bundle_is_timed_with_its_variants(folder: Path) -> None:
+def test_a_bundle_is_timed_with_its_variants(small: Small) -> None:
     before = os.sched_getaffinity(0)
     lines: list[str] = []
-    found = fractune.fit(folder / "small.fractune", 5, 0.5, progress=lines.append)
+    found = fractune.fit(small.bundle, 5, 0.5, progress=lines.append)
     assert [service.threads for service in found.measured.services] == [1, 2]
     assert lines[0] == "timing small.fractune in fractune without a limit, with 1, 2 threads"
     assert 'fractune.load("small.fractune", threads=1)' in found.settings[1]
     assert os.sched_getaffinity(0) == before
     with pytest.raises(BadRequest, match=r"^inputs: the shapes of small\.fractune were fixed"):
-        fractune.fit(folder / "small.fractune", 5, 0.5, inputs={"x": [1, 4, 16, 16]}, progress=False)
+        fractune.fit(small.bundle, 5, 0.5, inputs={"x": [1, 4, 16, 16]}, progress=False)
 
 
-@pytest.mark.parametrize("file", [pytest.param("small.onnx", marks=pytest.mark.long), "small.fractune"])
-def test_a_limit_is_verified_for_real(folder: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+@pytest.mark.parametrize("file", [pytest.param("model", marks=pytest.mark.long), "bundle"])
+def test_a_limit_is_verified_for_real(small: Small, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     """The model takes some 20 us, so the smallest limit keeps half a second."""
     if lacks := LimitCgroups().lacks():
         pytest.skip(f"no cgroup can be made here: {lacks}")
     monkeypatch.setattr(verifying, "enough_requests", lambda *_: 200)
     with capped_cgroup(cores=None) as cgroup, cgroup.joined():
-        found = fractune.fit(folder / file, "100/s", "500ms", share_steps="200m", verify=True, progress=False)
+        found = fractune.fit(getattr(small, file), "100/s", "500ms", share_steps="200m", verify=True, progress=False)
         assert not list(cgroup.folder.rglob("fractune-limit-*"))
     assert found.verified is not None
     assert (found.verified.requests, found.verified.held) == (200, True)
@@ -78,28 +70,28 @@ def test_a_limit_is_verified_for_real(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="FastAPI is not installed here")
-def test_a_limit_is_verified_behind_fastapi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_behind("fastapi", sys.executable, folder, monkeypatch)
+def test_a_limit_is_verified_behind_fastapi(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_behind("fastapi", sys.executable, small, monkeypatch)
 
 
 @pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.parametrize("server", ENVIRONMENTS)
 def test_a_limit_is_verified_behind_a_server(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: str
+    small: Small, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: str
 ) -> None:
     wheel = runpy.run_path(str(REPOSITORY / "scripts" / "runtime_wheel"))["build"](tmp_path)
-    check_behind(server, str(python_of(server, wheel)), folder, monkeypatch)
+    check_behind(server, str(python_of(server, wheel)), small, monkeypatch)
 
 
-def check_behind(server: str, python: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_behind(server: str, python: str, small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole machine is the limit, so that the server starts soon."""
     if lacks := LimitCgroups().lacks():
         pytest.skip(f"no cgroup can be made here: {lacks}")
     monkeypatch.setattr(verifying, "enough_requests", lambda *_: 50)
     with capped_cgroup(cores=None) as cgroup, cgroup.joined():
         found = fractune.fit(
-            *(folder / "small.fractune", "20/s", "30s"),
+            *(small.bundle, "20/s", "30s"),
             share_steps="1500m",
             server=server,
             server_python=python,

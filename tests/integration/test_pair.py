@@ -2,8 +2,6 @@
 
 import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,7 +15,7 @@ from fractune.features.pair.run import Program, co_located
 from fractune.local.stack import own_env
 from fractune_core.cpu_limits import SPIN_COUNT, SPIN_YIELDS
 from tests.support.client_samples import DEVICE, bundle_bytes
-from tests.support.paths import REPOSITORY
+from tests.support.real_bundle import Small
 
 pytestmark = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="two models on one core have no cores of their own"
@@ -29,13 +27,9 @@ TRIES = 3
 """whoever else is busy on the machine may hide in one of them what short blocks are to show"""
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair")
-    subprocess.run(
-        [sys.executable, "-m", "tests.support.real_bundle", str(folder), "small"], check=True, cwd=REPOSITORY
-    )
-    return folder / "small" / "small.fractune"
+@pytest.fixture
+def bundle(small: Small) -> Path:
+    return small.bundle
 
 
 @pytest.fixture(autouse=True)

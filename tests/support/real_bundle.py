@@ -1,8 +1,12 @@
 """Bundles of small models, compiled for real but not tuned, for tests of inference."""
 
+import fcntl
 import hashlib
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +21,7 @@ from fractune_core.shares import GrantedShare
 from tests.support.denormals import compile_denormals
 from tests.support.encoders import write_encoder
 from tests.support.parts import CDIST, write_middle
+from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import write_model
 
 ENCODER, MEAN_OF_ALL = "encoder", "mean_of_all"
@@ -25,10 +30,26 @@ ENCODER_SHAPES = {ENCODER: [(1, 8), (1, 16), (2, 16)], MEAN_OF_ALL: [(1, 8), (1,
 LISTENER_INPUTS: dict[str, list[int]] = {"sr=const:16000": []}
 
 
-def compile_small(folder: Path, **changes: Any) -> tuple[Path, Path]:
-    """A small model and a bundle of it with the variants cpu:1, cpu:2 and untuned; `changes` go to its manifest."""
+@dataclass(frozen=True)
+class Small:
+    """A small model, and a bundle that was compiled from it for this host."""
+
+    model: Path
+    bundle: Path
+
+
+@dataclass(frozen=True)
+class FusedVariants:
+    """Two variants of the small model, and a bundle in which they have the first two of three slots."""
+
+    models: tuple[Path, Path]
+    bundle: Path
+
+
+def compile_small(folder: Path) -> tuple[Path, Path]:
+    """A small model and a bundle of it with the variants cpu:1, cpu:2 and untuned."""
     model = write_model(folder / "small.onnx")
-    return model, compile_model(model, folder / "small.fractune", **changes)
+    return model, compile_model(model, folder / "small.fractune")
 
 
 def compile_small_for_a_machine(folder: Path) -> tuple[Path, Path]:
@@ -143,7 +164,22 @@ def compile_parts(folder: Path) -> Path:
     return folder / "middle.fractune"
 
 
+def compile_decoders(folder: Path) -> None:
+    """Decoders with a cache: for two lengths and for chunks of a prompt, and by operators for a cache of all rows."""
+    import fractune
+    from tests.support.decoders import compile_decoder, write_decoder
+
+    decoder = write_decoder(folder / "decoder.onnx")
+    buckets = [compile_decoder(decoder, past, tokens) for past, tokens in ((16, 1), (240, 1), (240, 8))]
+    fractune.join(buckets, out=folder / "decoder.fractune")
+    for form, rows in (("grouped", 64), ("scatters", 32)):
+        model = write_decoder(folder / f"{form}.onnx", **{form: True})
+        buckets = [compile_decoder(model, rows, tokens, **{form: True}) for tokens in (1, 8)]
+        fractune.join(buckets, out=folder / f"{form}.fractune")
+
+
 MAKERS: dict[str, Callable[[Path], object]] = {
+    "decoders": compile_decoders,
     "listener": compile_listener,
     "small": compile_small,
     "by_machine": compile_small_for_a_machine,
@@ -152,10 +188,27 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "parts": compile_parts,
     "denormals": compile_denormals,
 }
+APART = ("small", "decoders")
+"""what is not compiled where only others are asked for"""
+
+
+def compiled(what: str, base: Path) -> Path:
+    """The folder of a key of MAKERS, of a process of its own: the tests of inference run without the compiler. Once for
+    all workers of a run, where one process compiles whatever they may ask for: most of its time goes into imports.
+    `base`: of this worker.
+    """
+    kinds = [what]
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base, kinds = base.parent, kinds if what in APART else [each for each in MAKERS if each not in APART]
+    with (base / f"{kinds[0]}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (base / what).exists():
+            subprocess.run([sys.executable, "-m", __name__, str(base), *kinds], check=True, cwd=REPOSITORY)
+    return base / what
 
 
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         own = Path(sys.argv[1]) / name
-        own.mkdir(exist_ok=True)
+        own.mkdir()
         MAKERS[name](own)

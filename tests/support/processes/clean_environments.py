@@ -1,6 +1,6 @@
 """Virtual environments that hold fractune as it is installed, and beside it what an extra asks for and nothing else.
 
-The other packages are linked from the environment of the tests, file by file, so that no package index is needed.
+The other packages are linked from the environment of the tests, so that no package index is needed.
 """
 
 import csv
@@ -58,7 +58,7 @@ def empty_environment(folder: Path) -> Environment:
 
 def install(environment: Environment, wheel: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--python", str(environment.python)]
-    subprocess.run([*pip, "install", "-q", "--no-index", "--no-deps", str(wheel)], check=True)
+    subprocess.run([*pip, "install", "-q", "--no-compile", "--no-index", "--no-deps", str(wheel)], check=True)
 
 
 def asked_for(root: Distribution, extra: str = "") -> list[Requirement]:
@@ -87,14 +87,13 @@ def closure(root: Distribution, extra: str) -> list[Distribution]:
 
 def link(environment: Environment, packages: Iterable[Distribution]) -> None:
     """Make the files of `packages` appear in the environment: those in site-packages, not the commands."""
-    site = str(environment.site)
     for package in packages:
-        folder = str(package.locate_file(""))
-        files = [file for file in _recorded(package) if not file.startswith(("..", "/"))]
-        for parent in {os.path.dirname(file) for file in files}:  # noqa: PTH120  there are 10,000 files
-            os.makedirs(f"{site}/{parent}", exist_ok=True)  # noqa: PTH103
-        for file in files:
-            os.symlink(f"{folder}/{file}", f"{site}/{file}")  # noqa: PTH211
+        files = {Path(file) for file in _recorded(package) if not file.startswith(("..", "/"))}
+        regular = {file.parent for file in files if file.name == "__init__.py"}
+        for path in {next((each for each in [*file.parents][-2::-1] if each in regular), file) for file in files}:
+            link = environment.site / path
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(str(package.locate_file(path)))
 
 
 def _recorded(package: Distribution) -> Iterator[str]:

@@ -13,8 +13,7 @@ import fractune
 from fractune_core.errors import FractuneError
 from fractune_runtime.tvm_runtime.arena import Planned
 from fractune_runtime.tvm_runtime.runtime import lasting_bytes
-from tests.support.decoders import compile_decoder, write_decoder
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 MIB = 1 << 20
 
@@ -61,8 +60,8 @@ def test_a_run_allocates_nothing_that_stays_and_has_no_page_fault(small: Small) 
         expect_nothing_grown(run)
 
 
-def test_a_step_of_a_decoder_allocates_nothing_that_stays_and_has_no_page_fault(tmp_path: Path) -> None:
-    model = fractune.load(compile_decoder(write_decoder(tmp_path / "decoder.onnx"), 16, 1), share="cpu:1")
+def test_a_step_of_a_decoder_allocates_nothing_that_stays_and_has_no_page_fault(decoders: Path) -> None:
+    model = fractune.load(decoders / "decoder-16-1.fractune", share="cpu:1")
     assert isinstance(model._variant(None).cached, Planned)
     session = model.decoder()
     logits = session.step(1)

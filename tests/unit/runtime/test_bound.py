@@ -17,7 +17,7 @@ from fractune_core.errors import BadRequest
 from fractune_runtime.tvm_runtime.interface import BoundMemory
 from fractune_runtime.tvm_runtime.runtime import aligned_bytes, load_runtime
 from fractune_runtime.tvm_runtime.tensors import TensorSpec
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 SHAPE, OUTPUT_SHAPE = (1, 4, 16, 16), (1, 10)
 X = TensorSpec("x", "float32", (4, 8))

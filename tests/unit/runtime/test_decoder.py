@@ -18,9 +18,9 @@ from fractune_core.host.cpus import Quota
 from fractune_runtime import cpu
 from fractune_runtime.decoder import DecoderSession
 from fractune_runtime.runner import Pace
-from tests.support.decoders import VOCABULARY, Array, ByOnnxRuntime, compile_decoder, write_decoder
+from tests.support.decoders import VOCABULARY, Array, ByOnnxRuntime
 from tests.support.paths import REPOSITORY
-from tests.support.real_bundle import compile_model
+from tests.support.real_bundle import Small, compile_model
 from tests.support.translators import (
     CROSS,
     CROSS_ROWS,
@@ -35,27 +35,14 @@ from tests.support.translators import (
     write_recogniser,
     write_translator,
 )
-from tests.unit.conftest import Small
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 Pair = tuple[DecoderSession, ByOnnxRuntime]
 
 
-def joined(folder: Path, buckets: Sequence[tuple[int, int]]) -> tuple[Path, fractune.JoinedBundle]:
-    model = write_decoder(folder / "decoder.onnx")
-    bundles = [compile_decoder(model, past, tokens) for past, tokens in buckets]
-    return model, fractune.join(bundles, out=folder / "decoder.fractune")
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fractune.JoinedBundle]:
-    return joined(tmp_path_factory.mktemp("decoder"), [(16, 1), (40, 1), (16, 8)])
-
-
 @pytest.fixture
-def pair(decoder: tuple[Path, fractune.JoinedBundle]) -> Pair:
-    model, bundle = decoder
-    return fractune.load(bundle).decoder(), ByOnnxRuntime(model)
+def pair(decoders: Path) -> Pair:
+    return fractune.load(decoders / "decoder.fractune").decoder(), ByOnnxRuntime(decoders / "decoder.onnx")
 
 
 def agrees(pair: Pair, ids: Sequence[int], steps: int) -> None:
@@ -70,12 +57,12 @@ def agrees(pair: Pair, ids: Sequence[int], steps: int) -> None:
 
 
 def test_greedy_tokens_across_two_buckets(pair: Pair) -> None:
-    agrees(pair, PROMPT, 29)
-    assert pair[0].length == pair[0].capacity == 40
+    agrees(pair, PROMPT, 229)
+    assert pair[0].length == pair[0].capacity == 240
 
 
 def test_steps_are_paced_under_a_limit_and_prompts_are_not(
-    decoder: tuple[Path, fractune.JoinedBundle], two_cpus: list[int], monkeypatch: pytest.MonkeyPatch
+    decoders: Path, two_cpus: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.sched_setaffinity(0, two_cpus)
     monkeypatch.setattr(cpu, "tightest_quota", lambda _: Quota(150_000, 100_000))
@@ -87,27 +74,26 @@ def test_steps_are_paced_under_a_limit_and_prompts_are_not(
 
     monkeypatch.setattr(Pace, "step", counted)
     with pytest.warns(RuntimeWarning, match="untuned variant"):
-        pair = fractune.load(decoder[1], threads=2).decoder(), ByOnnxRuntime(decoder[0])
+        session = fractune.load(decoders / "decoder.fractune", threads=2).decoder()
+    pair = session, ByOnnxRuntime(decoders / "decoder.onnx")
     agrees(pair, PROMPT[:8], 0)
     assert paced == []
     agrees(pair, PROMPT[8:9], 4)
     assert len(paced) == 5
 
 
-def test_a_prompt_has_the_logits_of_one_token_alone(decoder: tuple[Path, fractune.JoinedBundle]) -> None:
-    model = fractune.load(decoder[0].with_name("decoder-16-8.fractune"))
+def test_a_prompt_has_the_logits_of_one_token_alone(decoders: Path) -> None:
+    model = fractune.load(decoders / "decoder-240-8.fractune")
     shapes = {spec.name: spec.shape for spec in model.outputs_of_last(model.specs[1][:1])}
     assert shapes == {"logits": (1, 1, VOCABULARY)}
     assert model.run(model.random_inputs())[0].shape == (1, 8, VOCABULARY)
 
 
-def test_a_fork_goes_on_independently_and_a_reset_session_begins_again(
-    pair: Pair, decoder: tuple[Path, fractune.JoinedBundle]
-) -> None:
+def test_a_fork_goes_on_independently_and_a_reset_session_begins_again(pair: Pair, decoders: Path) -> None:
     agrees(pair, PROMPT, 2)
     fork = pair[0].fork()
     pair[0].reset()
-    agrees((pair[0], ByOnnxRuntime(decoder[0])), PROMPT[::-1], 3)
+    agrees((pair[0], ByOnnxRuntime(decoders / "decoder.onnx")), PROMPT[::-1], 3)
     np.testing.assert_allclose(fork.step(7), pair[1].logits(7), atol=1e-3)
 
 
@@ -115,21 +101,19 @@ def test_errors_are_one_clear_line_and_leave_the_cache_unchanged(pair: Pair) -> 
     session = pair[0]
     session.prefill(PROMPT)
     with pytest.raises(
-        BadRequest, match="the cache is full: 11 tokens and 31 more, and a call reads at most 40 before"
+        BadRequest, match="the cache is full: 11 tokens and 300 more, and a call reads at most 240 before"
     ):
-        session.prefill([1] * 31)
+        session.prefill([1] * 300)
     for wrong in ([[1], [2]], [1.5], []):
         with pytest.raises(BadRequest, match="give whole numbers, 1 row"):
             session.prefill(wrong)
     assert session.length == 11
 
 
-def test_the_page_on_small_language_models(
-    decoder: tuple[Path, fractune.JoinedBundle], monkeypatch: pytest.MonkeyPatch, pair: Pair
-) -> None:
+def test_the_page_on_small_language_models(decoders: Path, monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
     page = (REPOSITORY / "docs/running.md").read_text(encoding="utf-8")
     code, *_ = re.findall(r"```python\n(.*?)```", page.partition("## A small language model")[2], re.DOTALL)
-    monkeypatch.chdir(decoder[1].path.parent)
+    monkeypatch.chdir(decoders)
     names = {"prompt": PROMPT}
     exec(code, names)  # noqa: S102  the page's own
     wanted, logits = [], pair[1].logits(*PROMPT)
@@ -139,21 +123,18 @@ def test_the_page_on_small_language_models(
     assert names["answer"] == wanted
 
 
-def test_what_fit_times_is_a_step_with_a_full_cache(decoder: tuple[Path, fractune.JoinedBundle]) -> None:
-    _, ((threads, call),) = calls_of("fractune", str(decoder[1].path), [1], {})
+def test_what_fit_times_is_a_step_with_a_full_cache(decoders: Path) -> None:
+    _, ((threads, call),) = calls_of("fractune", str(decoders / "decoder.fractune"), [1], {})
     assert (threads, call().shape, call().shape) == (1, (1, VOCABULARY), (1, VOCABULARY))
 
 
-@pytest.mark.parametrize("form", ["grouped", "scatters"])
-def test_a_cache_of_all_rows_stays_where_it_is(tmp_path: Path, form: str) -> None:
-    written = write_decoder(tmp_path / "decoder.onnx", **{form: True})
-    bundles = [compile_decoder(written, 32, tokens, **{form: True}) for tokens in (1, 8)]
+@pytest.mark.parametrize(("form", "theirs"), [("grouped", "grouped"), ("scatters", "decoder")])
+def test_a_cache_of_all_rows_stays_where_it_is(decoders: Path, form: str, theirs: str) -> None:
     # ONNX Runtime's cache grows from call to call, which TensorScatter's cannot.
-    model = written if form == "grouped" else write_decoder(tmp_path / "grows.onnx")
-    session = fractune.load(fractune.join(bundles, out=tmp_path / "decoder.fractune")).decoder()
-    agrees((session, ByOnnxRuntime(model)), PROMPT, 20)
-    with pytest.raises(BadRequest, match="the cache is full: 31 tokens and 2 more"):
-        session.prefill([1, 2])
+    session = fractune.load(decoders / f"{form}.fractune").decoder()
+    agrees((session, ByOnnxRuntime(decoders / f"{theirs}.onnx")), PROMPT, 20)
+    with pytest.raises(BadRequest, match="the cache is full: 31 tokens and 34 more"):
+        session.prefill([1] * 34)
 
 
 def test_a_model_without_a_cache_has_no_session(small: Small) -> None:
@@ -161,14 +142,8 @@ def test_a_model_without_a_cache_has_no_session(small: Small) -> None:
         fractune.load(small.bundle).decoder()
 
 
-@pytest.mark.long
-def test_200_greedy_tokens_across_two_buckets(tmp_path: Path) -> None:
-    model, bundle = joined(tmp_path, [(128, 1), (256, 1), (128, 16), (256, 16)])
-    agrees((fractune.load(bundle).decoder(), ByOnnxRuntime(model)), PROMPT * 3, 200)
-
-
 START = [1, 7, 9]
-CAPACITY = 208
+STEPS = 200
 
 
 def theirs(encoder: Path, decoder: Path, sound: Array, steps: int) -> list[int]:
@@ -195,24 +170,23 @@ def compiled(model: Path, past: int, tokens: int) -> Path:
     return compile_model(model, model.with_name(f"{model.stem}-{past}-{tokens}.fractune"), "", ["cpu:1"], inputs)
 
 
-@pytest.mark.parametrize("steps", [30, pytest.param(200, marks=pytest.mark.long)])
-def test_a_recogniser_computes_what_it_reads_of_the_encoder_once(tmp_path: Path, steps: int) -> None:
+def test_a_recogniser_computes_what_it_reads_of_the_encoder_once(tmp_path: Path) -> None:
     encoder, decoder = write_recogniser(tmp_path)
     (tmp_path / "greedy").mkdir()
     greedy = tmp_path / "greedy" / "decoder.onnx"
     write_one_file(decoder, greedy, greedy=True)
     sound = np.random.default_rng(3).standard_normal((1, 6, 8)).astype("float32")
-    wanted = theirs(encoder, decoder, sound, steps)
+    wanted = theirs(encoder, decoder, sound, STEPS)
     heard = fractune.load(
         compile_model(encoder, tmp_path / "encoder.fractune", "", ["cpu:1"], {"audio_features": [1, 6, 8]})
     )
     rows = {spec.name: array for spec, array in zip(heard.outputs, heard.run({"audio_features": sound}), strict=True)}
     for model in (decoder, greedy):
-        bundles = [compiled(model, past, tokens) for past, tokens in ((16, 4), (16, 1), (CAPACITY, 1))]
+        bundles = [compiled(model, past, tokens) for past, tokens in ((16, 4), (208, 1))]
         session = fractune.load(fractune.join(bundles, out=model.with_name("all.fractune"))).decoder(rows)
         made = [session.prefill(START)]
         tokens = [int(made[0].argmax() if model == decoder else made[0][0])]
-        while len(tokens) < steps:
+        while len(tokens) < STEPS:
             answer = session.step(tokens[-1])
             tokens.append(int(answer.argmax() if model == decoder else answer[0]))
         assert tokens == wanted
@@ -231,12 +205,12 @@ Named = Mapping[str, Array]
 
 
 def unmasked(folder: Path, past: int, graph: str = MERGED) -> Path:
-    own = {f"past_key_values.{name}": [1, HEADS, past, SIDE] for name in OWN}
-    cross = {f"past_key_values.{name}": [1, HEADS, SOURCE, SIDE] for name in CROSS}
-    merged = {"encoder_hidden_states": [1, SOURCE, WIDTH], "use_cache_branch=const:1": [1]} if graph == MERGED else {}
-    return compile_model(
-        folder / graph, folder / f"{past}.fractune", "", ["cpu:1"], {"input_ids": [1, 1], **own, **cross, **merged}
-    )
+    """A bundle of a step; with no past, of the first one, which computes the rows of the encoder."""
+    own = {f"past_key_values.{name}": [1, HEADS, past or 1, SIDE] for name in OWN}
+    cross = {f"past_key_values.{name}": [1, HEADS, SOURCE if past else 1, SIDE] for name in CROSS}
+    branch = {"encoder_hidden_states": [1, SOURCE, WIDTH], f"use_cache_branch=const:{int(past > 0)}": [1]}
+    inputs = {"input_ids": [1, 1], **own, **cross, **(branch if graph == MERGED else {})}
+    return compile_model(folder / graph, folder / f"{past}.fractune", "", ["cpu:1"], inputs)
 
 
 def by_onnxruntime(graph: Path, inputs: Named) -> dict[str, Array]:
@@ -248,17 +222,17 @@ def by_onnxruntime(graph: Path, inputs: Named) -> dict[str, Array]:
 
 @pytest.mark.parametrize(
     ("places", "graph", "pasts"),
-    [("sliced", MERGED, (4, 10)), ("gathered", WITH_PAST, (6,)), ("distances", MERGED, (6,))],
+    [("sliced", MERGED, (0, 4, 10)), ("gathered", WITH_PAST, (6,)), ("distances", MERGED, (6,))],
 )
 def test_greedy_tokens(tmp_path: Path, places: str, graph: str, pasts: Sequence[int]) -> None:
+    """With a bundle of no past, its branch computes the rows of the encoder."""
     folder = write_translator(tmp_path, places)
     bundles = [unmasked(folder, past, graph) for past in pasts]
     bundle = bundles[0] if len(bundles) == 1 else fractune.join(bundles, out=tmp_path / "joined.fractune").path
-    token = 1
-    wanted = by_onnxruntime(folder / DECODER, {"input_ids": np.array([[token]]), "encoder_hidden_states": HIDDEN})
-    cross = {name: each for name, each in wanted.items() if ".encoder." in name}
-    fixed = {**cross, **({"encoder_hidden_states": HIDDEN} if graph == MERGED else {})}
-    session = fractune.load(bundle).decoder(fixed)
+    first = wanted = by_onnxruntime(folder / DECODER, {"input_ids": np.array([[1]]), "encoder_hidden_states": HIDDEN})
+    token, cross = 1, {name: each for name, each in wanted.items() if ".encoder." in name}
+    given = {} if 0 in pasts else cross
+    session = fractune.load(bundle).decoder({**given, **({"encoder_hidden_states": HIDDEN} if graph == MERGED else {})})
     for _ in range(session.capacity):
         np.testing.assert_allclose(session.step(token), wanted["logits"][:, -1], atol=1e-5)
         token = int(wanted["logits"].argmax())
@@ -266,19 +240,7 @@ def test_greedy_tokens(tmp_path: Path, places: str, graph: str, pasts: Sequence[
         wanted = by_onnxruntime(folder / WITH_PAST, {"input_ids": np.array([[token]]), **own, **cross})
     np.testing.assert_allclose(session.step(token), wanted["logits"][:, -1], atol=1e-5)
     session.reset()
-    first = by_onnxruntime(folder / DECODER, {"input_ids": np.array([[1]]), "encoder_hidden_states": HIDDEN})
     np.testing.assert_allclose(session.step(1), first["logits"][:, -1], atol=1e-5)
-
-
-def test_rows_of_the_encoder_are_computed_by_the_branch_without_a_past(tmp_path: Path) -> None:
-    folder = write_translator(tmp_path)
-    first = {f"past_key_values.{name}": [1, HEADS, 1, SIDE] for name in (*OWN, *CROSS)}
-    first |= {"input_ids": [1, 1], "encoder_hidden_states": [1, SOURCE, WIDTH], "use_cache_branch=const:0": [1]}
-    bundles = [compile_model(folder / MERGED, tmp_path / "0.fractune", "", ["cpu:1"], first), unmasked(folder, 3)]
-    joined = fractune.load(fractune.join(bundles, out=tmp_path / "joined.fractune"))
-    wanted = by_onnxruntime(folder / DECODER, {"input_ids": np.array([[1]]), "encoder_hidden_states": HIDDEN})
-    logits = joined.decoder({"encoder_hidden_states": HIDDEN}).step(1)
-    np.testing.assert_allclose(logits, wanted["logits"][:, -1], atol=1e-5)
 
 
 def test_a_decoder_that_computes_with_positions_has_no_session(tmp_path: Path) -> None:

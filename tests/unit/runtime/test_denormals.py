@@ -21,7 +21,7 @@ from fractune_runtime.tvm_runtime import variants
 from fractune_runtime.tvm_runtime.interface import Bound
 from fractune_runtime.tvm_runtime.variants import load_code
 from tests.support.denormals import FACTOR, FLUSHING, PROBE, SIZE, WEIGHT, flushes, inputs, read_mxcsr, write_mxcsr
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 LARGE = 1e12
 TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")

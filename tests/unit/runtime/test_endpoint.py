@@ -21,7 +21,7 @@ from fractune_core.errors import BadRequest
 from fractune_runtime.endpoint import Busy, Endpoint, described
 from fractune_runtime.loading import interface_of, load, open_bundle
 from fractune_runtime.serving import metadata
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 
 @pytest.fixture(scope="session")

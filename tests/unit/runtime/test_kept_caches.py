@@ -11,7 +11,7 @@ import pytest
 import fractune
 from fractune_core.errors import BadRequest
 from fractune_runtime.kept_caches import KeptRows
-from tests.support.decoders import HEAD, KEY_HEADS, compile_decoder, write_decoder
+from tests.support.decoders import HEAD, KEY_HEADS
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 PASTS, PRESENTS = ([f"{kind}.{part}.0" for part in ("key", "value")] for kind in ("past", "present"))
@@ -53,15 +53,14 @@ class Loop:
         return made
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_decoder(tmp_path_factory.mktemp("decoder") / "decoder.onnx")
+@pytest.fixture
+def model(decoders: Path) -> Path:
+    return decoders / "decoder.onnx"
 
 
 @pytest.fixture(scope="module")
-def session(model: Path) -> fractune.InferenceSession:
-    bundles = [compile_decoder(model, past, tokens) for past, tokens in ((16, 1), (240, 1), (240, 8))]
-    return fractune.InferenceSession(fractune.join(bundles, out=model.with_name("all.fractune")).path)
+def session(decoders: Path) -> fractune.InferenceSession:
+    return fractune.InferenceSession(decoders / "decoder.fractune")
 
 
 def theirs(model: Path) -> Loop:
@@ -131,13 +130,11 @@ def aligned(shape: Sequence[int], beyond: int) -> np.ndarray[Any, Any]:
     return memory[begin : begin + int(np.prod(shape)) * 4].view(np.float32).reshape(shape)
 
 
-def test_one_memory_for_past_and_present(tmp_path: Path) -> None:
+def test_one_memory_for_past_and_present(decoders: Path) -> None:
     """As programs of onnxruntime-genai bind GroupQueryAttention's buffers."""
-    model, rows = write_decoder(tmp_path / "decoder.onnx", grouped=True), 64
-    bundles = [compile_decoder(model, rows, tokens, grouped=True) for tokens in (1, 8)]
-    path = fractune.join(bundles, out=tmp_path / "all.fractune").path
-    made: list[list[int]] = []
-    ours, its = fractune.InferenceSession(path), onnxruntime.InferenceSession(str(model))
+    made, rows = list[list[int]](), 64
+    ours = fractune.InferenceSession(decoders / "grouped.fractune")
+    its = onnxruntime.InferenceSession(str(decoders / "grouped.onnx"))
     for session, beyond in ((ours, 0), (ours, 16), (its, 0)):
         binding, tokens, length = session.io_binding(), [*PROMPT], 0
         buffers = {name: aligned((1, KEY_HEADS, rows, HEAD), beyond) for name in ("key", "value")}

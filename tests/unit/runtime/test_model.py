@@ -31,7 +31,7 @@ from fractune_runtime.tvm_runtime.variants import Called
 from fractune_workers.confinement.cpu import thread_affinities
 from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import wait_until
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 SHAPE = (1, 4, 16, 16)
 

@@ -22,8 +22,7 @@ from fractune_workers.confinement.cpu import thread_affinities
 from tests.support.client_samples import bundle_bytes
 from tests.support.processes.forked import succeeds_in_child
 from tests.support.processes.redis_process import wait_until
-from tests.support.real_bundle import compile_model
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small, compile_model
 from tests.unit.runtime.conftest import Clock
 
 _WEIGHTS_MIB = 32

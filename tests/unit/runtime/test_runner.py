@@ -20,7 +20,7 @@ from fractune_runtime.runner import CallersThread
 from fractune_runtime.tvm_runtime.runtime import load_runtime
 from tests.support.paths import REPOSITORY
 from tests.support.processes.forked import succeeds_in_child
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 from tests.unit.runtime.conftest import Clock
 
 CPUS = sorted(os.sched_getaffinity(0))

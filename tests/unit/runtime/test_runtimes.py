@@ -27,7 +27,7 @@ from fractune_runtime.choosing import match_share
 from fractune_runtime.cpu import ShareHere
 from fractune_runtime.sessions import RuntimeMissing, open_session
 from tests.support.processes.forked import succeeds_in_child
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 VERSION = importlib.metadata.version("onnxruntime")
 WINS = (2.0, 1.9, 2.1)

@@ -13,7 +13,7 @@ import pytest
 from fractune.local.model_server import SERVERS
 from fractune_runtime import serving
 from fractune_runtime.serving import BodyLimit, Protocol, settings
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 
 async def echo(scope: dict[str, Any], receive: Any, send: Any) -> None:

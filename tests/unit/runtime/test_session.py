@@ -17,7 +17,7 @@ import pytest
 
 import fractune
 from fractune_core.errors import BadRequest
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 Refused = Callable[[Any], Any]
 """a call with wrong arguments, given a session"""

@@ -14,7 +14,7 @@ import pytest
 
 import fractune
 from tests.support.encoders import inputs_of
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 Pattern = Callable[[Any, str], list[Any]]
 """what a program computes, with a class of sessions and a file"""

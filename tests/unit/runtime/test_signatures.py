@@ -20,8 +20,8 @@ from fractune_runtime.loading import open_bundle
 from fractune_runtime.signatures import sign_bundle
 from tests.support.client_samples import bundle_bytes
 from tests.support.paths import REPOSITORY
+from tests.support.real_bundle import Small
 from tests.support.wrong_weights import with_other_weight
-from tests.unit.conftest import Small
 from tests.unit.runtime.choosing.test_variants import with_variants
 
 _PRIVATE = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

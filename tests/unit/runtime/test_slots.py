@@ -11,7 +11,7 @@ import fractune
 from fractune import Model
 from fractune.cli import main
 from fractune_core.errors import BadRequest
-from tests.unit.conftest import FusedVariants, Small
+from tests.support.real_bundle import FusedVariants, Small
 
 SHAPE = (1, 4, 16, 16)
 

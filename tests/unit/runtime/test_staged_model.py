@@ -22,7 +22,7 @@ from fractune_core.files.new_bundle import replacing_file
 from fractune_runtime.sessions import settings_of
 from tests.support.onnx_models import run_by_onnxruntime
 from tests.support.processes.forked import succeeds_in_child
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 _DEADLINE_S = 60
 

@@ -12,7 +12,7 @@ from fractune_workers.checker import CHECKING_CHILD, check_bundle, write_checked
 from fractune_workers.child.errors import ChildDied, ChildTimeout, LimitMet
 from fractune_workers.reader import reader_child
 from tests.support.paths import REPOSITORY
-from tests.support.real_bundle import compile_small
+from tests.support.real_bundle import Small
 
 
 class Answering:
@@ -67,8 +67,8 @@ def test_a_difference_and_wrong_arrays_are_errors() -> None:
         asked(BadRequest("arrays"))
 
 
-def test_the_real_child_reads_model_and_bundle_in_its_sandbox(tmp_path: Path) -> None:
-    model, bundle = compile_small(tmp_path)
+def test_the_real_child_reads_model_and_bundle_in_its_sandbox(small: Small, tmp_path: Path) -> None:
+    model, bundle = small.model, small.bundle
     scratch, secret = tmp_path / "scratch", tmp_path / "secret"
     scratch.mkdir()
     secret.write_text("a secret")

@@ -12,7 +12,7 @@ from fractune_core.analysis.inside import CallTime, Inside
 from fractune_core.files.bundles import Bundle
 from fractune_runtime.loading import load
 from fractune_runtime.tvm_runtime import inside
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 
 def bundle(how: str = "exact") -> Bundle:

@@ -15,7 +15,7 @@ from fractune_runtime.choosing import TINY_S, VariantChoice, match_share
 from fractune_runtime.cpu import ShareHere
 from fractune_runtime.runner import CallersThread, Runner
 from tests.support.client_samples import bundle_bytes
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 Times = dict[str, dict[str, float]]
 

@@ -17,7 +17,7 @@ from fractune_core.shares import GrantedShare, Share
 from fractune_runtime.choosing import VariantChoice, match_share, runtime_choice
 from fractune_runtime.cpu import ShareHere, confine
 from tests.support.client_samples import bundle_bytes, variants
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 from tests.unit.runtime.choosing.test_variants import with_variants
 from tests.unit.runtime.conftest import Clock
 

@@ -19,7 +19,7 @@ from fractune_runtime.cpu import ShareHere
 from fractune_runtime.replica_pool import choose_replicas
 from fractune_runtime.runner import CallersThread, Runner
 from tests.support.client_samples import bundle_at
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 MINILM = {"cpu:1": 0.0184, "cpu:2": 0.0096}
 

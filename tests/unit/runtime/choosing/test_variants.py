@@ -17,7 +17,7 @@ from fractune_runtime.choosing import VariantChoice, choose_variant, match_share
 from fractune_runtime.cpu import ShareHere
 from fractune_runtime.runner import CallersThread
 from tests.support.client_samples import bundle_bytes, variants
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 MEASURED = {
     "cpu:1": {"cpu:1": 1.0, "cpu:4": 1.05, "untuned": 2.0},

@@ -26,7 +26,7 @@ from tests.support.hardware.simulated_cuda import Staged
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
 from tests.support.hardware.simulated_libcuda import SimulatedLibcuda
 from tests.support.processes.redis_process import wait_until
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 _SECOND_CPU = (1, 1)
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"

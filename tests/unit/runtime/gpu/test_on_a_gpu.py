@@ -14,7 +14,7 @@ from fractune_core.shares import Device, GrantedShare
 from fractune_runtime.gpu import GpuHere, look_at_gpu
 from fractune_runtime.tvm_runtime.tensors import device_of
 from tests.support.paths import REPOSITORY
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 pytestmark = pytest.mark.gpu
 

@@ -20,7 +20,7 @@ from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from fractune_workers.measuring.session import MeasurementSession
 from fractune_workers.sandboxes import MeasurerLimits
 from tests.support.processes.forked import succeeds_in_child
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 pytestmark = pytest.mark.alone
 

@@ -27,7 +27,7 @@ from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, TimeOver
 from fractune_workers.measuring.validation import validate, validation
 from tests.support.hardware.made_up_cgroups import left_by_a_killed_process, made_up_cgroups
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 
 class MortalChild:

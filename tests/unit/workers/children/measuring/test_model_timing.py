@@ -24,7 +24,7 @@ from fractune_runtime.tvm_runtime.variants import Called
 from fractune_workers.children.measuring import model_timing
 from fractune_workers.children.measuring.model_timing import time_at_load, time_under_limit
 from fractune_workers.children.tvm_api.processor import Processor
-from tests.unit.conftest import Small
+from tests.support.real_bundle import Small
 
 
 class GpuDevice:

@@ -23,8 +23,8 @@ from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_runtime.sessions import OnnxRuntimeSession
 from fractune_runtime.tvm_runtime.tensors import TensorSpec
 from tests.support.client_samples import DEVICE, bundle_bytes
+from tests.support.real_bundle import Small
 from tests.unit.client.comparing.test_interleaved import Clock
-from tests.unit.conftest import Small
 
 Run = Callable[..., tuple[int, str, str]]
 
