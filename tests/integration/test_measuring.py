@@ -26,7 +26,7 @@ from tests.support.processes.worker_processes import matmul_workload
 pytestmark = pytest.mark.alone
 
 SIZE = 96
-CANDIDATES = 4
+CANDIDATES = 2
 SHARES = ["cpu:1", *(pytest.param(share, marks=pytest.mark.gpu) for share in ("full", "green:32"))]
 
 

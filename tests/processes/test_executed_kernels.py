@@ -1,4 +1,6 @@
-"""Candidates for a GPU compute what NumPy computes, on the executor: no GPU, but TVM's CUDA C and its CUDA runtime."""
+"""Candidates for a GPU compute what NumPy computes, on the executor: no GPU, but TVM's CUDA C and its CUDA runtime. And
+what the executor computes and refuses, by kernels that are written here.
+"""
 
 import hashlib
 import itertools
@@ -22,7 +24,8 @@ from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 from tests.processes.test_cuda_builds import build, traces
 from tests.support.children.triton_operators import OPERATORS, Array, Case, Operator, case_of
-from tests.support.executing import MISSING, executing_stand_in
+from tests.support.executing import MISSING, ORDERS, executing_stand_in
+from tests.support.executing.launch import SIZE, Written, launched
 from tests.support.executing.run import outputs_of
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -161,14 +164,109 @@ def wrong(found: dict[str, float | str], dtype: str) -> dict[str, float | str]:
     return {name: each for name, each in found.items() if isinstance(each, str) or not each <= MOST_ERROR[dtype]}
 
 
+_COPY = """asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(dst_addr), "l"(src_p), "n"(4));"""
+_COMMIT = """asm volatile("cp.async.commit_group;" : : );"""
+_ARRIVED = """asm volatile("cp.async.wait_group 0;" : : : "memory");"""
+
+
+def kernel(*lines: str) -> str:
+    body = "\n".join(lines)
+    return f'extern "C" __global__ void kernel(float *at) {{ int i = threadIdx.x; {body} }}'
+
+
+def copying(*after: str) -> str:
+    """The thread copies its number asynchronously; then it reads that of its neighbour."""
+    copy = f"float *dst_p = tile + i, *src_p = at + i; {_COPY} {_COMMIT}"
+    return kernel("__shared__ float tile[64];", copy, *after, "at[i] = tile[63 - i];")
+
+
+_SYNC = "__syncthreads();"
+_TILE = "__shared__ float tile[64]; tile[i] = at[i];"
+_DYNAMIC = "extern __shared__ __align__(64) uchar tile_[]; float *tile = (float *)tile_; tile[i] = at[i];"
+_REVERSED = [float(each) for each in reversed(range(SIZE))]
+_NEXT = [float(each) for each in [*range(1, 32), 31, *range(33, 64), 63]]
+"""of a shuffle in each warp"""
+
+RIGHT = {
+    "shared memory": (Written(kernel(_TILE, _SYNC, "at[i] = tile[63 - i];")), _REVERSED),
+    "dynamic memory": (Written(kernel(_DYNAMIC, _SYNC, "at[i] = tile[63 - i];"), shared=256), _REVERSED),
+    "a copy that is waited for": (Written(copying(_ARRIVED, _SYNC)), _REVERSED),
+    "two blocks": (Written(kernel("at[blockIdx.x * 32 + i] *= -1;"), 32, 2), [-float(each) for each in range(SIZE)]),
+    "a shuffle": (Written(kernel("at[i] = __shfl_down_sync(__activemask(), at[i], 1);")), _NEXT),
+    "a warp that waits for itself": (
+        Written(kernel(_TILE, "__syncwarp();", "at[i] = tile[i ^ 1];")),
+        [float(each ^ 1) for each in range(SIZE)],
+    ),
+    "threads that end before a barrier": (
+        Written(kernel(_TILE, "if (i >= 32) return;", _SYNC, "at[i] = tile[i + 32 - 32];")),
+        [float(each) for each in range(SIZE)],
+    ),
+    "threads that write the same": (
+        Written(kernel("__shared__ float tile[1]; tile[0] = 7;", _SYNC, "at[i] = tile[0];")),
+        [7.0] * SIZE,
+    ),
+    "several kernels": (
+        Written(kernel("at[i] = 1;").replace("kernel(", "other(") + kernel("at[i] += 2;")),
+        [float(each + 2) for each in range(SIZE)],
+    ),
+}
+WRONG = {
+    "no barrier": (Written(kernel(_TILE, "at[i] = tile[63 - i];")), "without a barrier"),
+    "no barrier before a change": (
+        Written(kernel(_TILE, _SYNC, "at[i] = tile[63 - i];", "tile[i] = 1;")),
+        "without a barrier",
+    ),
+    "two threads that write": (Written(kernel("__shared__ float tile[1]; tile[0] = i;")), "changes what thread"),
+    "no wait for another warp": (Written(kernel(_TILE, "__syncwarp();", "at[i] = tile[63 - i];")), "without a barrier"),
+    "a copy that is not waited for": (Written(copying(_SYNC)), "an asynchronous copy has not brought yet"),
+    "a copy without a barrier": (Written(copying(_ARRIVED)), "without a barrier"),
+    "a copy that is not committed": (Written(copying(_ARRIVED, _SYNC).replace(_COMMIT, "")), "not brought yet"),
+    "behind the tensor": (Written(kernel("at[i + 1] = 0;")), "writes outside of all tensors"),
+    "behind shared memory": (Written(kernel(_DYNAMIC), shared=252), "writes outside of all tensors"),
+    "not aligned": (
+        Written(kernel("if (i < 60) *(float2 *)(at + i) = make_float2(1, 2);")),
+        "uses 8 bytes that are not aligned",
+    ),
+    "different barriers": (Written(kernel("if (i < 32)\n", _SYNC, "else", _SYNC)), "barriers in lines"),
+    "a lane that does not come": (
+        Written(kernel("if (i != 5) at[i] = __shfl_sync(~0u, at[i], 0);", _SYNC)),
+        "waits in line 1 for lanes that do not come",
+    ),
+    "too many threads": (Written(kernel(""), threads=1025), "a block of 1025 threads"),
+}
+READS = Written(kernel("__shared__ float tile[64]; if (i > 3) tile[i] = at[i];", _SYNC, "at[i] = tile[i];"))
+"""memory that was not written"""
+
+
+@pytest.fixture(scope="module")
+def launches(libraries: Path) -> dict[tuple[str, str], tuple[str, list[float]]]:
+    return launched(libraries, {name: each for name, (each, _) in (RIGHT | WRONG).items()} | {"reads": READS})
+
+
+def test_right_kernels_compute_the_same_in_every_order_of_threads(launches: dict[Any, Any]) -> None:
+    found = {case: each for case, each in launches.items() if case[0] in RIGHT}
+    assert found == {(name, order): ("", out) for name, (_, out) in RIGHT.items() for order in ORDERS}
+
+
+def test_wrong_kernels_fail_in_every_order_of_threads(launches: dict[Any, Any]) -> None:
+    found = {case: error for case, (error, _) in launches.items() if case[0] in WRONG}
+    assert len(found) == len(WRONG) * len(ORDERS)
+    assert {case: error for case, error in found.items() if WRONG[case[0]][1] not in error} == {}
+
+
+def test_shared_memory_that_was_not_written_differs_between_orders(launches: dict[Any, Any]) -> None:
+    """A kernel may read it if it drops what follows from it, so the output has to show it."""
+    outputs = [out for (name, _), (error, out) in launches.items() if name == "reads" and not error]
+    assert [len(set(each)) for each in zip(*outputs, strict=True)] == [3] * 4 + [1] * (SIZE - 4)
+
+
 def test_the_default_schedule_computes_numpy_s_values(builder: Child, libraries: Path, tmp_path: Path) -> None:
     """And a fault that is built into it does not: a barrier that is left out."""
     product = searched("product", "float32", "cuda:sm_90")
     built = archives(builder, product, [UNTUNED])
-    faulty = Child(_CHILD)
-    faulty.call("plant", 60, pattern=r"__syncthreads\(\);", replacement="", place=1)
-    built["no barrier"] = archives(faulty, product, [UNTUNED])["0"]
-    faulty.stop()
+    builder.call("plant", 60, pattern=r"__syncthreads\(\);", replacement="", place=1)
+    built["no barrier"] = archives(builder, product, [UNTUNED])["0"]
+    builder.call("plant", 60, pattern="", replacement="", place=0)
     assert list(wrong(errors(libraries, tmp_path / "run", built, product.case), "float32")) == ["no barrier"]
 
 

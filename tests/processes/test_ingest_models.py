@@ -25,7 +25,6 @@ LIGHT_OPERATORS = {
     "shufflenet": 30,
     "squeezenet": 24,
 }
-QUICK = {"shufflenet", "squeezenet"}
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
 """layouts, and so the operators, depend on the vector width: the same on every machine here"""
 
@@ -96,7 +95,7 @@ def assert_same_outputs(path: Path, inputs: Arrays) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in LIGHT_OPERATORS]
+    "name", [name if name == "shufflenet" else pytest.param(name, marks=pytest.mark.long) for name in LIGHT_OPERATORS]
 )
 def test_every_light_model_yields_its_operators(name: str) -> None:
     operators = extract(prepare(load_model(light(name)), TARGET), TARGET)

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,15 @@ class _Launch(ctypes.Structure):
     )
 
 
-def _loaded(driver: Any, written: Written) -> ctypes.c_void_p:
-    image = HostCompiler().compile(written.source, "sm_90", fast_math=False)
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+def _loaded(driver: Any, kernels: Sequence[Written]) -> list[ctypes.c_void_p]:
+    """Compiled in one source, where each kernel has a name and line numbers of its own."""
+    sources = (each.source.replace("kernel(", f"kernel{at}(") for at, each in enumerate(kernels))
+    image = HostCompiler().compile("".join(f"#line 1\n{each}\n" for each in sources), "sm_90", fast_math=False)
+    module, functions = ctypes.c_void_p(), [ctypes.c_void_p() for _ in kernels]
     assert driver.cuModuleLoadData(ctypes.byref(module), image) == 0
-    assert driver.cuModuleGetFunction(ctypes.byref(function), module, b"kernel") == 0
-    return function
+    for at, function in enumerate(functions):
+        assert driver.cuModuleGetFunction(ctypes.byref(function), module, f"kernel{at}".encode()) == 0
+    return functions
 
 
 def _launch(driver: Any, runtime: Any, function: ctypes.c_void_p, written: Written) -> tuple[str, list[float]]:
@@ -76,10 +79,9 @@ def _launch(driver: Any, runtime: Any, function: ctypes.c_void_p, written: Writt
 
 def _main() -> None:
     driver, runtime = (ctypes.CDLL(name, ctypes.RTLD_GLOBAL) for name in ("libcuda.so.1", "libcudart.so.13"))
+    kernels = {name: Written(**given) for name, given in json.load(sys.stdin).items()}
     found = []
-    for name, given in json.load(sys.stdin).items():
-        written = Written(**given)
-        function = _loaded(driver, written)
+    for (name, written), function in zip(kernels.items(), _loaded(driver, [*kernels.values()]), strict=True):
         for order in ORDERS:
             os.environ["ORDER"] = order
             found.append([name, order, *_launch(driver, runtime, function, written)])

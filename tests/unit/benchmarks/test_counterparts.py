@@ -100,26 +100,3 @@ def test_operators_of_a_network_find_those_of_the_same_weights() -> None:
     assert len(own) == 5
     assert found == {name: others[weights] for weights, name in own.items()}
     assert len(set(found.values())) == 3
-
-
-def normalised(net: Network, x: Any) -> Any:
-    """A convolution with a batch normalisation, which planning puts into its weights."""
-    made = net.conv(x, 8, 3)
-    statistics = [net.weight(8), net.weight(8), net.weight(8), net.positive(8)]
-    return net.emit(op.nn.relu(net.emit(op.nn.batch_norm(made, *statistics, axis=1, training=False)[0])))
-
-
-def test_a_network_with_a_batch_normalisation_has_counterparts() -> None:
-    mod = network([(1, 8, 9, 9)], normalised)
-    ours, theirs = calls(prepare(mod, TARGET), TARGET), calls(plain(mod, TARGET), TARGET)
-    (mine,), (other,) = ([each for each in made if "conv2d" in each.name] for made in (ours, theirs))
-    assert (mine.name, other.name) == ("fused_conv2d_add_relu", "fused_conv2d_subtract_divide_multiply_add1_relu")
-    assert counterparts(ours, theirs, KINDS) == ({mine.workload_hash: other.workload_hash}, {})
-
-
-def test_what_ours_fuses_otherwise_has_no_counterpart() -> None:
-    """Our hyperbolic tangent is a kernel of its own, TVM's is fused with the convolution."""
-    mod = network([(1, 8, 9, 9)], lambda net, x: net.emit(op.tanh(net.conv(x, 8, 3))))
-    ours, theirs = (calls(each, TARGET) for each in (prepare(mod, TARGET), plain(mod, TARGET)))
-    ((_, reason),) = reasons(ours, theirs).items()
-    assert "fused_conv2d_tir_tanh" in reason

@@ -4,10 +4,8 @@ import math
 
 import pytest
 
-from benchmarks import fleet, service_load
 from benchmarks.support.load_clients import WatchCheck
 from benchmarks.support.server_figures import quantile
-from benchmarks.support.simulated_workers import FleetLife
 from fractune_core.pb import fractune_pb2 as pb
 
 
@@ -59,27 +57,3 @@ def test_a_quantile_between_two_reads_of_a_histogram() -> None:
     assert quantile(before, after, 0.745) == pytest.approx(0.55)
     assert quantile(before, after, 1.0) == 1.0
     assert math.isnan(quantile(before, before, 0.5))
-
-
-def test_growth_is_of_the_last_quarter_over_the_second() -> None:
-    assert service_load.growth([9, 9, 1, 1, 5, 5, 2, 2]) == 2.0
-    assert math.isnan(service_load.growth([1]))
-
-
-def row(records_per_s: float, lag_p99_s: float, fed: float) -> dict[str, float]:
-    return {"records_per_s": records_per_s, "lag_p99_s": lag_p99_s, "fed": fed}
-
-
-def test_the_verdict_names_the_largest_fleet_that_is_kept_busy_and_the_rate_within_the_lag() -> None:
-    rows = {10: row(98.0, 0.1, 0.99), 30: row(280.0, 0.3, 0.95), 100: row(500.0, 1.0, 0.5), 1000: row(600.0, 9.0, 0.1)}
-    assert fleet.verdict(rows) == (
-        "fleet: simulated GPUs: 500 records/s at 100 of them, lag p99 1.00 s (aim 1000 below 2 s); "
-        "kept busy up to 30 of them"
-    )
-    assert fleet.verdict({1000: rows[1000]}).endswith("kept none of these fleets busy")
-
-
-def test_service_times_are_those_of_a_real_log_and_the_same_with_the_same_seed() -> None:
-    drawn = [[FleetLife(seed).service_s(kind) for kind in ("search", "build", "measure") * 9] for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert all(0 < secs < 20 for secs in drawn[0])

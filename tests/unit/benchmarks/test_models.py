@@ -17,7 +17,7 @@ from benchmarks.support.form_cases import run_form
 from benchmarks.support.forms import language
 from benchmarks.support.forms.form import Form
 from benchmarks.support.made_models import fold_scaled_weights, save_with_weights
-from benchmarks.support.models import Operator, find_model, heavy
+from benchmarks.support.models import find_model
 from benchmarks.support.node_cases import PASSED, Outcome
 from benchmarks.support.reference import expected_outputs
 from benchmarks.support.transformer import Encoder
@@ -80,20 +80,6 @@ def test_weights_that_a_model_computes_are_stored_in_its_file(tmp_path: Path) ->
     assert [node.op_type for node in graph.node] == ["MatMul"]
     (weight,) = [numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.name == "w"]
     assert np.array_equal(weight, np.full((4, 3), 0.5, "float32"))
-
-
-def named(*names: str) -> list[Operator]:
-    return [Operator(name, 1, name, "{}") for name in names]
-
-
-def test_heavy_operators_come_in_the_order_of_the_model() -> None:
-    found = heavy(named("softmax", "fused_conv2d10_relu", "fused_conv2d2_add", "fused_conv2d_add"), ["conv2d"], 2)
-    assert [operator.name for operator in found] == ["fused_conv2d_add", "fused_conv2d2_add"]
-
-
-def test_kinds_come_in_the_order_given_and_a_name_counts_once() -> None:
-    found = heavy(named("fused_matmul_conv2d", "fused_matmul1", "conv2d1"), ["conv2d", "matmul"], 9)
-    assert [operator.name for operator in found] == ["fused_matmul_conv2d", "conv2d1", "fused_matmul1"]
 
 
 def test_models_that_are_installed_need_no_download_and_their_open_inputs_are_options() -> None:

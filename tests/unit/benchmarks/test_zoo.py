@@ -1,7 +1,6 @@
 """The list of real models, how its files are fetched, and what is reported of their timings, here made-up ones."""
 
 import hashlib
-import json
 import math
 import re
 import subprocess
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks import zoo as benchmark
 from benchmarks.support import cases
 from benchmarks.support import zoo as listed
 from benchmarks.support.trajectory import Trial
@@ -23,9 +21,7 @@ from benchmarks.support.zoo_tables import (
     LOOP,
     PACED,
     failures,
-    full_table,
     is_failed,
-    means,
     means_table,
     over_better,
     short_table,
@@ -111,12 +107,6 @@ def test_an_installed_file_is_used_only_if_it_is_the_same(
     assert downloads == ["net==1.0"]
 
 
-@pytest.mark.usefixtures("downloads")
-def test_an_error_of_pip_is_shown() -> None:
-    with pytest.raises(SystemExit, match=r"pip cannot download net==0\.0:\nERROR: No matching distribution found$"):
-        entry(b"model", version="0.0").path()
-
-
 def row(model: str, ratios: dict[str, tuple[float, float]], **more: Any) -> dict[str, Any]:
     """A model that takes 4 ms, with the ratios to ONNX Runtime and OpenVINO by share; the same for all requests."""
     return {"model": model, "first": {"tuning_s": 60.0, "trials": 5, "shares": _timed(ratios)}, **more}
@@ -186,18 +176,6 @@ def test_the_worst_model_comes_first_and_what_failed_before_it() -> None:
     ]
 
 
-def test_figures_after_a_search_have_columns_and_lines_of_their_own() -> None:
-    searched = {"tuning_s": 250.0, "trials": 90, "minutes": 4.0, "shares": _timed({"cpu:1": (0.4, 0.3)})}
-    rows = [row("magika", {"cpu:1": (0.5, 0.8)}, searched=searched), *ROWS[1:]]
-    assert short_table(rows).splitlines()[0].endswith("| after 4 minutes, `cpu:1` | after 4 minutes, `cpu:2` |")
-    (line,) = [line for line in full_table(rows).splitlines() if "90 trials" in line]
-    assert line == (
-        "| magika | convolutional, dense | `cpu:1` | 90 trials, 4 min 10 s | 4.00 ms | 10.0 ms | 13.3 ms "
-        "| 0.40 (0.30 .. 0.50) ONNX Runtime | 0.40 (0.40 .. 0.40) ONNX Runtime | 0.40 ONNX Runtime |"
-    )
-    assert means(rows, "searched", LOOP) == pytest.approx({"all": 0.4, "cpu:1": 0.4})
-
-
 def test_a_model_that_fails_in_its_search_keeps_its_first_figures() -> None:
     torn = row("magika", {"cpu:1": (0.5, 0.8)}, error="JobFailed: a | b")
     assert short_table([torn]).splitlines()[2] == "| magika, types of files | build | 0.80 (0.70 .. 0.90) OpenVINO |"
@@ -231,52 +209,6 @@ def test_a_model_that_no_runtime_agrees_with_counts_as_failed() -> None:
     assert failures(ROWS[:2]) == ""
 
 
-def test_rows_of_several_parts_are_merged_in_the_order_of_the_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "zoo.json"
-    monkeypatch.setattr(benchmark, "_row", lambda model, _: {**failed(model.name), "wall_s": 1.0})
-    monkeypatch.setattr(benchmark, "installed_runtimes", lambda: [ONNX_RUNTIME, OPENVINO])
-    for options in (["--only", "chars2vec"], ["--part", "1/20"], ["--part", "20/20", "--role", "build"]):
-        monkeypatch.setattr("sys.argv", ["zoo", "--out", str(out), *options])
-        benchmark.main()
-    names = [each["model"] for each in json.loads(out.read_text(encoding="utf-8"))["models"]]
-    assert names == ["squeezenet", "speaker", "basic_pitch", "chars2vec"]
-    newer = row("chars2vec", {"cpu:1": (1.0, 1.0)})
-    assert benchmark.merged([failed("squeezenet"), failed("chars2vec")], newer) == [failed("squeezenet"), newer]
-    capsys.readouterr()
-
-
-def test_bundles_that_were_made_are_timed_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, folder, timed = tmp_path / "zoo.json", tmp_path / "made" / "magika", list[Path]()
-
-    def time_it(_share: str, _model: Path, bundle: Path, _repeats: int) -> Any:
-        timed.append(bundle)
-        return ROWS[0]["first"]["shares"]["cpu:1"]
-
-    monkeypatch.setattr(benchmark, "installed_runtimes", lambda: [ONNX_RUNTIME, OPENVINO])
-    monkeypatch.setattr(benchmark, "timed", time_it)
-    monkeypatch.setattr(ZooModel, "path", lambda _: tmp_path / "magika.onnx")
-    monkeypatch.setattr("sys.argv", ["zoo", "--out", str(out), "--only", "magika", "--made", str(folder.parent)])
-    with pytest.raises(SystemExit, match=f"no bundle in {folder}; make it with --make {folder.parent}"):
-        benchmark.main()
-    folder.mkdir(parents=True)
-    (folder / "tuning.json").write_text('{"tuning_s": 7.0, "trials": 5}', encoding="utf-8")
-    benchmark.main()
-    (made,) = json.loads(out.read_text(encoding="utf-8"))["models"]
-    assert (timed, made["first"]["tuning_s"]) == ([folder / "model.fractune"] * 2, 7.0)
-    capsys.readouterr()
-
-
-@pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b", "1/0"])
-def test_a_part_is_one_of_several(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["zoo", "--part", part])
-    with pytest.raises(SystemExit):
-        benchmark._parse()
-
-
 def test_an_agreement_that_says_nothing_is_named() -> None:
     found = refused("magika")
     shown = found["first"]["shares"]["cpu:1"]
@@ -292,21 +224,6 @@ def test_a_bar_holds_only_where_the_interval_says_so() -> None:
     assert [found.median, found.low, found.high] == pytest.approx([0.85, 0.7, 1.1])
     assert found.geometric_mean == pytest.approx(math.exp(sum(map(math.log, ratios)) / 12))
     assert [found.verdict(bar) for bar in (1.2, 1.0, 0.5)] == ["holds", "cannot tell", "does not hold"]
-
-
-def test_three_cases_cannot_tell() -> None:
-    found = cases.summary([0.1] * 3, [1.0] * 3)
-    assert found.median == pytest.approx(0.1)
-    assert math.isnan(found.low)
-    assert found.verdict(1.0) == "cannot tell"
-
-
-def test_a_case_that_ours_never_reached_counts_and_one_that_stock_has_not_does_not() -> None:
-    found = cases.summary([0.5] * 8 + [math.inf, 1.0], [1.0] * 9 + [math.inf])
-    assert found.cases == 9
-    assert found.median == pytest.approx(0.5)
-    assert math.isinf(found.geometric_mean)
-    assert cases.summary([1.0], [math.inf]).cases == 0
 
 
 def test_each_side_is_held_to_what_stock_ends_with() -> None:
