@@ -20,9 +20,8 @@ from fractune_core.names import DEFAULT_TENANT
 from fractune_core.records import UNTUNED, Kind, TuningRecord, candidate_id, record_id
 from fractune_core.shares import Device, GrantedShare
 from fractune_server.store.database.tables import records
-from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.records.rows import record_to_row
-from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.store import IngestedModel, IngestKey, Store, sqlite_url
 from tests.support.fleet_messages import measure_work
 from tests.support.processes.made_up import TARGET, TARGET_KEY, made_up_record, target_operator, workload_hash
 

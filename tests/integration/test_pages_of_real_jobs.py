@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fractune_core.records import is_disturbed
+from fractune_core.served import is_disturbed
 from tests.support.encoders import write_encoder
 from tests.support.parts import write_middle
 from tests.support.processes.cli_process import await_event, run_fractune, start_fractune, stopped_at_end, write_model

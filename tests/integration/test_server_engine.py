@@ -19,9 +19,8 @@ from fractune_server.engine.engine import Engine
 from fractune_server.engine.ingest import ingest_key
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.jobs import StoredJob
-from fractune_server.store.models import IngestedModel
 from fractune_server.store.records.rows import RecordFilter
-from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.store import IngestedModel, Store, sqlite_url
 from fractune_server.transport.context import ServerContext
 from tests.support.fleet_messages import CONV2D, measure_work, send_once_more
 from tests.support.processes.fleet_simulated import SimulatedWorker

@@ -21,7 +21,7 @@ from fractune.local.embedded_redis import redis_command
 from fractune_core.fleet.redis_names import BUILD_QUEUE, tune_queue, worker_key
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Status
-from fractune_server.backup import back_up, restore
+from fractune_server.admin import back_up, restore
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.ready_made import ReadyMade
 from tests.support.processes.redis_process import running_redis, wait_until

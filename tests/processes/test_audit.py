@@ -15,12 +15,10 @@ from fractune_core.access import Quotas, Reach, Scope
 from fractune_core.errors import NotFound
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.access.authenticator import BURST
-from fractune_server.admin import Admin
-from fractune_server.backup import back_up
+from fractune_server.admin import Admin, back_up, note_audit
 from fractune_server.instruments import Instruments
-from fractune_server.operator_audit import note_audit
-from fractune_server.services import audit
-from fractune_server.services.audit import AuditFile
+from fractune_server.services import interceptors
+from fractune_server.services.interceptors import AuditFile
 from tests.processes.test_access import client_credentials
 from tests.support.certificates import Authority
 from tests.support.processes.fleet_simulated import simulated_fleet
@@ -125,12 +123,12 @@ def test_a_line_that_cannot_be_written_fails_no_call(tmp_path: Path) -> None:
 
 
 def test_its_size_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "FILE_BYTES", 1000)
+    monkeypatch.setattr(interceptors, "FILE_BYTES", 1000)
     file = AuditFile(tmp_path / "audit", Instruments())
     for number in range(1000):
         file.write({"number": number})
     file.close()
     kept = list(tmp_path.iterdir())
-    assert len(kept) == audit.FILES
+    assert len(kept) == interceptors.FILES
     assert max(each.stat().st_size for each in kept) <= 1000
     assert '"number": 999' in (tmp_path / "audit").read_text()

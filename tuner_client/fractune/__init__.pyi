@@ -81,7 +81,7 @@ from fractune_core.analysis.roofline import Roof as Roof
 from fractune_core.analysis.slowdown_ci import Estimate as Estimate
 from fractune_core.analysis.slowdown_ci import Slowdown as Slowdown
 from fractune_core.files.buckets import Padding as Padding
-from fractune_core.files.checked import Checked as Checked
+from fractune_core.files.compared import Checked as Checked
 from fractune_core.jobs import JobState as JobState
 from fractune_core.records import Spending as Spending
 from fractune_core.records import TuningRecord as TuningRecord

@@ -25,8 +25,8 @@ from fractune_runtime.decoder import DecoderSession
 from fractune_runtime.model import Model, warn_caller
 from fractune_runtime.sessions import Feeder, RuntimeMissing, Session, held_session, keep_forever, open_shapes
 from fractune_runtime.tvm_runtime.drawing import random_inputs
-from fractune_runtime.tvm_runtime.interface import Bound, Interface
 from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec, open_arrays
+from fractune_runtime.tvm_runtime.variants import Bound, Interface
 
 _MOST_KNOWN = 4096
 """ways of requests that are kept, by the shapes"""

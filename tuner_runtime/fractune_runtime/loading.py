@@ -14,8 +14,8 @@ from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.served import ServiceGoal
 from fractune_runtime.model import Model
-from fractune_runtime.tvm_runtime.interface import Interface
 from fractune_runtime.tvm_runtime.tensors import TensorSpec
+from fractune_runtime.tvm_runtime.variants import Interface
 
 
 def load(

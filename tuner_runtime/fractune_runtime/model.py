@@ -24,10 +24,9 @@ from fractune_runtime.runner import Turn, begin_in_forked_children, runner_for
 from fractune_runtime.sessions import RuntimeMissing, keep_forever, runtime_variant
 from fractune_runtime.tvm_runtime import tensors
 from fractune_runtime.tvm_runtime.drawing import random_inputs
-from fractune_runtime.tvm_runtime.interface import Bound, BoundMemory, Interface, Slots, padded
 from fractune_runtime.tvm_runtime.runtime import Weights
 from fractune_runtime.tvm_runtime.tensors import Array, KeptInputs, TensorSpec, are_worth_keeping
-from fractune_runtime.tvm_runtime.variants import Variant, of_last_token
+from fractune_runtime.tvm_runtime.variants import Bound, BoundMemory, Interface, Slots, Variant, of_last_token, padded
 
 if TYPE_CHECKING:
     from fractune_core.analysis.inside import Inside

@@ -29,9 +29,8 @@ from fractune_runtime.loading import open_bundle
 from fractune_runtime.model import Backend, ShareFollower, backend_for, warn_if_untuned
 from fractune_runtime.runner import begin_in_forked_children, parts, settle, started
 from fractune_runtime.tvm_runtime.drawing import random_inputs
-from fractune_runtime.tvm_runtime.interface import Interface
 from fractune_runtime.tvm_runtime.tensors import Array
-from fractune_runtime.tvm_runtime.variants import Variant
+from fractune_runtime.tvm_runtime.variants import Interface, Variant
 
 _EQUAL = 0.02
 """Predicted rates that differ by less count as equal"""

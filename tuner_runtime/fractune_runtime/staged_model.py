@@ -16,10 +16,9 @@ from fractune_runtime.runner import Turn, begin_in_forked_children
 from fractune_runtime.sessions import Session, keep_forever, open_session, runtime_variant, settings_of
 from fractune_runtime.tvm_runtime import tensors
 from fractune_runtime.tvm_runtime.drawing import random_inputs
-from fractune_runtime.tvm_runtime.interface import Bound, BoundMemory
 from fractune_runtime.tvm_runtime.runtime import Weights
 from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec
-from fractune_runtime.tvm_runtime.variants import Called
+from fractune_runtime.tvm_runtime.variants import Bound, BoundMemory, Called
 
 
 @dataclass(frozen=True)

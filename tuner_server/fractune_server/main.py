@@ -41,15 +41,21 @@ from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.access.authenticator import AccessInterceptor, Authenticator, caller
+from fractune_server.admin import note_audit
 from fractune_server.engine.engine import Engine
-from fractune_server.monitoring.collector import Metrics, ServerCollector
-from fractune_server.monitoring.endpoint import Endpoint
 from fractune_server.monitoring.health import Health
-from fractune_server.operator_audit import note_audit
+from fractune_server.monitoring.metrics import Endpoint, Metrics, ServerCollector
 from fractune_server.selection.model_match import Matcher
-from fractune_server.services.audit import AuditedObject, AuditFile, AuditInterceptor
 from fractune_server.services.fleet import FleetService
-from fractune_server.services.interceptors import CallCounter, ConcurrencyLimit, ErrorInterceptor, HandlerCache
+from fractune_server.services.interceptors import (
+    AuditedObject,
+    AuditFile,
+    AuditInterceptor,
+    CallCounter,
+    ConcurrencyLimit,
+    ErrorInterceptor,
+    HandlerCache,
+)
 from fractune_server.services.jobs import MAX_WATCHERS, JobFeeds, JobService
 from fractune_server.services.log import LogService
 from fractune_server.services.models import BundleService, ModelService

@@ -7,7 +7,8 @@ from typing import Any
 
 from fractune_core.errors import OutputsDiffer
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.checked import FIELD, Checked, checked_complaint, not_checked
+from fractune_core.files.compared import CHECKED, Checked
+from fractune_core.files.manifests import checked_complaint
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, retry_if_killed
 
@@ -35,7 +36,7 @@ def check_bundle(
     try:
         answer = retry_if_killed(lambda: child.call("check", _TIMEOUT_S, **payload, member=member))
     except CALL_ERRORS as error:
-        return not_checked(f"the process that compares them failed: {error}")
+        return Checked(reason=f"the process that compares them failed: {error}")
     return _checked(answer)
 
 
@@ -43,10 +44,10 @@ def _checked(answer: Any) -> Checked:
     """The child may be hostile. Raises OutputsDiffer."""
     if isinstance(answer, dict) and isinstance(answer.get("differs"), str):
         raise OutputsDiffer(answer["differs"])
-    found = {FIELD: answer.get("checked") if isinstance(answer, dict) else None}
+    found = {CHECKED: answer.get("checked") if isinstance(answer, dict) else None}
     if wrong := checked_complaint(found):
-        return not_checked(f"the process that compares them gave no result: {wrong}")
-    return Checked.from_json(found[FIELD])
+        return Checked(reason=f"the process that compares them gave no result: {wrong}")
+    return Checked.from_json(found[CHECKED])
 
 
 def write_checked(bundle: Path, to: Path, checked: Checked) -> None:

@@ -29,13 +29,11 @@ from fractune_core.records import (
     TimingPolicy,
     TuningRecord,
     candidate_id,
-    is_disturbed,
-    kept_part,
     record_id,
-    timed_quietly,
     total,
     with_cache,
 )
+from fractune_core.served import is_disturbed, kept_part, timed_quietly
 from tests.support.fleet_messages import CONV2D, measure_work
 from tests.support.samples import DISTURBANCE, validation
 

@@ -14,9 +14,9 @@ import tvm_ffi
 import fractune
 from fractune import Model
 from fractune_core.errors import BadRequest
-from fractune_runtime.tvm_runtime.interface import BoundMemory
 from fractune_runtime.tvm_runtime.runtime import aligned_bytes, load_runtime
 from fractune_runtime.tvm_runtime.tensors import TensorSpec
+from fractune_runtime.tvm_runtime.variants import BoundMemory
 from tests.support.real_bundle import Small
 
 SHAPE, OUTPUT_SHAPE = (1, 4, 16, 16), (1, 10)

@@ -18,8 +18,7 @@ from fractune_runtime import sessions
 from fractune_runtime.runner import Runner
 from fractune_runtime.sessions import OnnxRuntimeSession
 from fractune_runtime.tvm_runtime import variants
-from fractune_runtime.tvm_runtime.interface import Bound
-from fractune_runtime.tvm_runtime.variants import load_code
+from fractune_runtime.tvm_runtime.variants import Bound, load_code
 from tests.support.denormals import FACTOR, FLUSHING, PROBE, SIZE, WEIGHT, flushes, inputs, read_mxcsr, write_mxcsr
 from tests.support.real_bundle import Small
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fractune_core.errors import BadModel, FractuneError
-from fractune_core.files.checked import Checked
+from fractune_core.files.compared import Checked
 from fractune_runtime.tvm_runtime.drawing import (
     accepted_integers,
     changed,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fractune_core.errors import BadRequest, StateUnusable
-from fractune_server.backup import back_up, restore
+from fractune_server.admin import back_up, restore
 from fractune_server.store.blob_files import BlobStore, StateFolder
 from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
@@ -153,6 +153,6 @@ def test_more_space_is_advised_only_where_the_disk_is_full(
         raise OSError(code, os.strerror(code))
 
     (tmp_path / "fractune.db").touch()
-    monkeypatch.setattr("fractune_server.backup._copy_database", fail)
+    monkeypatch.setattr("fractune_server.admin._copy_database", fail)
     with pytest.raises(StateUnusable, match=f": {os.strerror(code)}; {advice}$"):
         back_up(tmp_path, tmp_path / "backup")

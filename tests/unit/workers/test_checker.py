@@ -7,7 +7,8 @@ import pytest
 
 from fractune_core.errors import BadRequest, OutputsDiffer
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.checked import checked_of, not_checked
+from fractune_core.files.compared import Checked
+from fractune_core.files.manifests import checked_of
 from fractune_workers.checker import CHECKING_CHILD, check_bundle, write_checked
 from fractune_workers.child.errors import ChildDied, ChildTimeout, LimitMet
 from fractune_workers.reader import reader_child
@@ -86,5 +87,5 @@ def test_the_real_child_reads_model_and_bundle_in_its_sandbox(small: Small, tmp_
     assert checked_of(written.manifest) == found
     written.verify()
     assert checked_of(Bundle(bundle).manifest) is None
-    write_checked(bundle, tmp_path / "other", not_checked("why"))
-    assert checked_of(Bundle(tmp_path / "other").manifest) == not_checked("why")
+    write_checked(bundle, tmp_path / "other", Checked(reason="why"))
+    assert checked_of(Bundle(tmp_path / "other").manifest) == Checked(reason="why")

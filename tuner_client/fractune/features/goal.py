@@ -15,7 +15,7 @@ from fractune.sessions.progress import GoalNews
 from fractune.text.text import disturbed_notes, percent_text, span_text, time_text
 from fractune_core.analysis.model_times import RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate, Slowdown, slowdown
-from fractune_core.records import kept_part
+from fractune_core.served import kept_part
 
 _FIRST_TRIALS = 4
 """least candidates for each operator in each search, and their number in the first"""

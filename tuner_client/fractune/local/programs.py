@@ -109,11 +109,11 @@ def run_server(options: ServerOptions) -> None:
 
 
 def server_backup() -> ModuleType:
-    """The module `fractune_server.backup`, which works on a server's state folder."""
+    """The module `fractune_server.admin`, which works on a server's state folder."""
     require("server", "rq", "sqlalchemy")
-    from fractune_server import backup
+    from fractune_server import admin
 
-    return backup
+    return admin
 
 
 def server_admin(state_dir: Path, database_url: str | None) -> Any:

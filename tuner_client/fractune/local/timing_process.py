@@ -23,7 +23,7 @@ from fractune_core.files.compared import ONNX_RUNTIME, OPENVINO, OURS, Compared
 from fractune_core.files.manifests import MASK
 from fractune_core.host.machine import beside_others, busy_s
 from fractune_core.model_inputs import shapes_in
-from fractune_core.records import TRIES, timed_quietly
+from fractune_core.served import TRIES, timed_quietly
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
 

@@ -14,12 +14,12 @@ from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.codec.messages import from_proto
 from fractune_core.codec.plain_json import In
 from fractune_core.errors import JobCancelled, JobFailed, error_from_name, one_line
-from fractune_core.files.checked import Checked
+from fractune_core.files.compared import Checked
 from fractune_core.jobs import JobSpec, JobState, Priority
 from fractune_core.names import UNTUNED_VARIANT, Collection
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.records import TuningRecord, is_disturbed, kept_part
-from fractune_core.served import ServiceGoal
+from fractune_core.records import TuningRecord
+from fractune_core.served import ServiceGoal, is_disturbed, kept_part
 from fractune_core.shares import Device, GrantedShare, Share, with_kernel_shares
 
 _VALIDATED_TRIALS = 4

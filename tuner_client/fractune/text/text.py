@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from fractune_core.analysis.roofline import LAUNCH_BOUND
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import BadRequest, FractuneError, one_line
-from fractune_core.records import is_disturbed
+from fractune_core.served import is_disturbed
 
 Rows = Sequence[Mapping[str, Any]]
 

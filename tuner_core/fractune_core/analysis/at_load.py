@@ -13,8 +13,7 @@ from itertools import combinations
 from fractune_core.analysis.co_location import percentile
 from fractune_core.analysis.slowdown_ci import LEVEL, is_closed, slowdown
 from fractune_core.codec.plain_json import JsonObject
-from fractune_core.records import is_disturbed
-from fractune_core.served import Served, ServiceGoal
+from fractune_core.served import Served, ServiceGoal, is_disturbed
 
 _MOST_THREADS = 2**31 - 1
 

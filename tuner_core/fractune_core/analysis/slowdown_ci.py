@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from fractune_core.records import widened
+from fractune_core.served import widened
 
 LEVEL = 0.95
 

@@ -1,4 +1,7 @@
-"""What other runtimes take for a bundle's model at a share, beside the bundle itself, and which of them serves it."""
+"""What other runtimes take for a bundle's model at a share, beside the bundle itself, and which of them serves it.
+
+It also holds what a check against another implementation of ONNX found.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
+from fractune_core.agreement import QUANTIZED_ROUNDING
 from fractune_core.codec.plain_json import JsonObject
-from fractune_core.records import kept_part, widened
-from fractune_core.served import ServiceGoal
+from fractune_core.served import ServiceGoal, kept_part, widened
 
 MODEL = "model.onnx"
 """entry of a bundle: the model file, if another runtime serves a share"""
@@ -160,3 +163,44 @@ def compared_complaint(manifest: Mapping[str, Any]) -> str:
     if winners and MODEL not in manifest["sha256"]:
         return f"'{MODEL}' is missing, which '{min(winners)}' needs"
     return ""
+
+
+CHECKED = "checked"
+"""of the manifest"""
+
+
+@dataclass(frozen=True)
+class Checked(JsonObject):
+    """The sets of inputs on which the bundle's outputs equal the reference's."""
+
+    reference: str = ""
+    """what the outputs were compared with, and its version; empty if nothing was compared"""
+    sets: dict[str, float] = field(default_factory=dict)
+    """by set of inputs: the largest difference, over the largest value of its output"""
+    variants: tuple[str, ...] = ()
+    """the variants of the bundle that were compared"""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """sets, and variants, that were not compared, with the reason"""
+    reason: str = ""
+    """why nothing was compared; empty if something was"""
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """by input of the bundle: the least and the largest number that is drawn. Integers are no index outside of their
+    axis; with other numbers the outputs say something"""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the outputs equal the reference's; False if nothing was compared."""
+        return bool(self.sets)
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        if not self.is_equal:
+            return f"the outputs were not compared with another runtime's: {self.reason}"
+        difference = max(self.sets.values())
+        count = f"{len(self.sets)} sets" if len(self.sets) > 1 else "one set"
+        found = f"largest difference {difference:.1e} of the largest value" if difference else "to the last bit"
+        if difference > QUANTIZED_ROUNDING:
+            found += ", no more than right computations of this model differ by"
+        left = "".join(f"; not compared: {name} ({why})" for name, why in self.skipped.items())
+        return f"outputs equal {self.reference}'s on {count} of inputs ({', '.join(self.sets)}), {found}{left}"

@@ -8,12 +8,10 @@ from typing import Any, get_args
 from fractune_core.codec.plain_json import is_storable
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import bucket_complaint
-from fractune_core.files.checked import checked_complaint
-from fractune_core.files.compared import compared_complaint
+from fractune_core.files.compared import CHECKED, Checked, compared_complaint
 from fractune_core.files.staged import Stages, stages_complaint
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, plain_variant
-from fractune_core.records import is_disturbed
-from fractune_core.served import ServiceGoal
+from fractune_core.served import ServiceGoal, is_disturbed
 from fractune_core.shares import Share
 from fractune_core.targets import read_attributes
 
@@ -53,6 +51,8 @@ MOST_MEMBERS = 64
 _OF_JOINED = ("members", "buckets", "stages")
 """Fields that a joined bundle has and its members have not"""
 
+_LARGEST_DRAWN = 2**31 - 1
+
 _Check = Callable[[Any], bool]
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _OBJECT_NAME = re.compile(r"[A-Za-z0-9_.-]+\.o")
@@ -68,6 +68,11 @@ def complaint(manifest: dict[str, Any]) -> str:
 def disturbed_shares(manifest: Mapping[str, Any]) -> set[str]:
     """The shares at which other programs disturbed the times of the whole model in `timed`."""
     return {share for share, cores in manifest.get("others_cores", {}).items() if is_disturbed(cores)}
+
+
+def checked_of(manifest: Mapping[str, Any]) -> Checked | None:
+    """That of a bundle or a member; None where a bundle does not say. Raises ValueError."""
+    return Checked.from_json(manifest[CHECKED]) if CHECKED in manifest else None
 
 
 def of_member(manifest: dict[str, Any], number: int) -> dict[str, Any]:
@@ -131,6 +136,26 @@ def _complaints(manifest: dict[str, Any]) -> Iterator[str]:
         yield wrong
     if not {"compared", "between"}.isdisjoint(manifest) and (wrong := compared_complaint(manifest)):
         yield wrong
+
+
+def checked_complaint(manifest: Mapping[str, Any]) -> str:
+    """What is wrong with the field `checked`, empty if nothing is."""
+    try:
+        found = checked_of(manifest)
+    except (AttributeError, TypeError, ValueError) as error:
+        return f"'{CHECKED}' does not say what was compared ({error})"
+    if found is None:
+        return ""
+    texts = [found.reference, found.reason, *found.variants, *found.sets]
+    texts += [text for pair in found.skipped.items() for text in pair]
+    texts += found.ranges
+    if not all(0 <= least <= largest <= _LARGEST_DRAWN for least, largest in found.ranges.values()):
+        return f"'{CHECKED}' has no range of numbers from 0 on"
+    if not all(map(str.isprintable, texts)):
+        return f"'{CHECKED}' has a text that is not printable"
+    if not all(0 <= difference < math.inf for difference in found.sets.values()):
+        return f"'{CHECKED}' has a difference that is not a number from 0 on"
+    return ""
 
 
 def _tensor_complaints(field: str, tensors: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -10,8 +10,7 @@ from operator import ge
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fractune_core.errors import BadRequest
-from fractune_core.files.checked import checked_of
-from fractune_core.files.manifests import ALIGNMENT_BYTES
+from fractune_core.files.manifests import ALIGNMENT_BYTES, checked_of
 from fractune_runtime.tvm_runtime.runtime import aligned_bytes, lasting_bytes, viewed
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from fractune_server.engine.rounds import Rounds
 from fractune_server.engine.tune import Instance, TunePhase
 from fractune_server.engine.validate import ValidatePhase
 from fractune_server.scheduler.fair_queue import FairQueue
-from fractune_server.store.models import IngestKey
+from fractune_server.store.store import IngestKey
 from fractune_server.transport.context import ServerContext, reported_error
 from fractune_server.transport.live_workers import COMPILE, TUNE, live_workers
 from fractune_server.transport.recorder import Arrival, Recorder, trim

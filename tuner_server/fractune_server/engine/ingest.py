@@ -13,7 +13,7 @@ from fractune_core.jobs import JobState, OperatorTask
 from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.store.jobs import StoredJob, StoredOperator
-from fractune_server.store.models import IngestedModel, IngestKey
+from fractune_server.store.store import IngestedModel, IngestKey
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.work_queues import WorkQueues, request_ingest
 

@@ -18,7 +18,8 @@ from fractune_core.fleet.redis_names import COMPILE_QUEUE, bundle_blob, measure_
 from fractune_core.jobs import JobState
 from fractune_core.names import DEFAULT_TENANT, ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS, Collection, digest_of
 from fractune_core.operators import DIRECT
-from fractune_core.records import TuningRecord, is_disturbed
+from fractune_core.records import TuningRecord
+from fractune_core.served import is_disturbed
 from fractune_core.share_kinds import CUDA
 from fractune_core.shares import Share
 from fractune_server.engine.active_job import ActiveJob, SingleWork

@@ -20,15 +20,15 @@ from fractune_core.errors import BadRequest, NotFound, ServerUnreachable, ShareU
 from fractune_core.jobs import OperatorTask
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.planning.devices import DeviceType
-from fractune_core.records import TuningRecord, is_disturbed
-from fractune_core.served import ServiceGoal
+from fractune_core.records import TuningRecord
+from fractune_core.served import ServiceGoal, is_disturbed
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
-from fractune_server.access.places import Places
+from fractune_server.access.authenticator import Places
 from fractune_server.selection.variants import Deployment, ValidatedOperator, robust_variant
 from fractune_server.store.jobs import StoredJob
-from fractune_server.store.models import IngestedModel, IngestKey
+from fractune_server.store.store import IngestedModel, IngestKey
 from fractune_server.transport.context import CallContext, TenantView
 from fractune_server.transport.live_workers import COMPILE, Fleet, HeldShare, live_workers
 from fractune_server.transport.work_queues import WorkQueues, mark_cancelled, request_ingest

@@ -18,12 +18,13 @@ from typing import Any, BinaryIO, Self
 
 from fractune_core.errors import BadBundle, BadModel, BadRequest, NotFound, StateUnusable
 from fractune_core.files.bundles import SUFFIX, Bundle
-from fractune_core.files.checked import Checked, checked_of
+from fractune_core.files.compared import Checked
 from fractune_core.files.input_arrays import LABEL, InputFile
+from fractune_core.files.manifests import checked_of
 from fractune_core.files.onnx_file import Interface, read_interface
 from fractune_core.fleet.blobs import CHUNK_BYTES
 from fractune_core.host.private_folders import warning_of_state
-from fractune_core.records import is_disturbed
+from fractune_core.served import is_disturbed
 
 KEPT_S = 24 * 3600
 """a part that has not grown for this long is removed"""

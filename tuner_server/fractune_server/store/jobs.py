@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, bindparam, delete,
 from fractune_core.access import Quotas
 from fractune_core.codec.plain_json import In, JsonObject, from_json, to_dict
 from fractune_core.errors import NotFound
-from fractune_core.files.checked import Checked
+from fractune_core.files.compared import Checked
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import DEFAULT_TENANT, Collection, place_owner
 from fractune_core.records import Kind
@@ -20,8 +20,7 @@ from fractune_core.shares import Device, GrantedShare
 from fractune_server.store.database.database import NAMES, Repository, as_dict, rows_for
 from fractune_server.store.database.sight import pool_of
 from fractune_server.store.database.tables import ENDED, job_operators, jobs, rounds
-from fractune_server.store.database.tenants import tenant_of
-from fractune_server.store.quotas import Owner, check_job
+from fractune_server.store.database.tenants import Owner, check_job, tenant_of
 
 
 @dataclass

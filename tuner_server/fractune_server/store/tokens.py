@@ -12,8 +12,7 @@ from fractune_core.jobs import Priority
 from fractune_core.names import DEFAULT_TENANT
 from fractune_server.store.database.database import Repository
 from fractune_server.store.database.tables import bundles, tokens
-from fractune_server.store.database.tenants import quotas_of
-from fractune_server.store.quotas import Owner, Usage, check_bundle, usage_of
+from fractune_server.store.database.tenants import Owner, Usage, check_bundle, quotas_of, usage_of
 
 _NO_SECRET = "0" * 64
 """no known secret has this SHA-256"""

@@ -15,8 +15,7 @@ from fractune_core.fleet.options import MODEL_LIMIT_BYTES
 from fractune_server.instruments import Instruments
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.database.sight import Sight
-from fractune_server.store.models import IngestKey, ModelStore
-from fractune_server.store.store import Store, View
+from fractune_server.store.store import IngestKey, ModelStore, Store, View
 
 
 def reported_error(event: WorkFailed) -> FractuneError:

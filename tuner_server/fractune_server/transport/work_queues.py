@@ -30,7 +30,7 @@ from fractune_core.fleet.redis_names import (
 from fractune_core.fleet.redis_state import CANCELLED, DONE, is_marked, mark
 from fractune_core.fleet.signed_messages import Refused, open_work, seal_work
 from fractune_core.tracing import log_fields
-from fractune_server.store.models import IngestKey
+from fractune_server.store.store import IngestKey
 from fractune_server.transport.context import ServerContext, TenantView
 
 _JOB_FIELDS = ("data", "meta", "status", "origin")

@@ -34,7 +34,6 @@ from fractune_core.operators import DIRECT, implementation_of
 from fractune_core.records import (
     FIRST_POLICY,
     TRIAL_POLICY,
-    TRIES,
     VALIDATION_POLICY,
     WARM,
     ArtifactItem,
@@ -45,6 +44,7 @@ from fractune_core.records import (
     total,
     with_cache,
 )
+from fractune_core.served import TRIES
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, ChildDied, ChildTimeout

@@ -10,7 +10,7 @@ from typing import Any
 
 from fractune_core.codec.plain_json import from_json
 from fractune_core.errors import FractuneError, NotFound
-from fractune_core.files.checked import Checked
+from fractune_core.files.compared import Checked
 from fractune_core.fleet.blobs import put_signed_file, read_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, Event, Ingested, IngestWork, OperatorItem
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, kernel_blob, model_blob

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fractune_core.errors import StateUnusable
-from fractune_core.files.checked import Checked
+from fractune_core.files.compared import Checked
 from fractune_core.files.new_bundle import replacing_file
 from fractune_core.files.scripts import is_script
 

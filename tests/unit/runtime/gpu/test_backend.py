@@ -20,8 +20,7 @@ from fractune_core.shares import Device, GrantedShare
 from fractune_runtime import gpu as gpus
 from fractune_runtime.gpu import CAPTURES, OnGpu, ask_gpu
 from fractune_runtime.tvm_runtime import runtime, tensors
-from fractune_runtime.tvm_runtime.interface import Interface
-from fractune_runtime.tvm_runtime.variants import Variant
+from fractune_runtime.tvm_runtime.variants import Interface, Variant
 from tests.support.hardware.simulated_cuda import Staged
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
 from tests.support.hardware.simulated_libcuda import SimulatedLibcuda

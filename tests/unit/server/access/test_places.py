@@ -11,8 +11,7 @@ import pytest
 from fractune_core.access import TlsFiles
 from fractune_core.errors import BadRequest, QuotaExceeded
 from fractune_server.access import authenticator
-from fractune_server.access.authenticator import BURST, FORGIVEN_AFTER_S, Attempts, address_of
-from fractune_server.access.places import Places
+from fractune_server.access.authenticator import BURST, FORGIVEN_AFTER_S, Attempts, Places, address_of
 from fractune_server.main import metrics_tls, server_credentials
 from tests.support.certificates import Authority
 

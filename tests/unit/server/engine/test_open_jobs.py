@@ -27,7 +27,7 @@ from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds
 from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.store.jobs import Round, StoredJob, StoredOperator
-from fractune_server.store.models import IngestedModel, IngestKey
+from fractune_server.store.store import IngestedModel, IngestKey
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues, send_model, send_workload
@@ -158,7 +158,7 @@ def test_a_job_with_operators_of_another_version_begins_with_the_ingest_again(
 ) -> None:
     """Else it would search to its end, and the compiler would then refuse its operators."""
     with monkeypatch.context() as earlier:
-        earlier.setattr("fractune_server.store.models.LOWERING", 0)
+        earlier.setattr("fractune_server.store.store.LOWERING", 0)
         create(context, "j", MODEL, "w1", "w2")
         stored = context.store.jobs.get("j")
         stored.state = state

@@ -13,7 +13,7 @@ import redis
 from fractune.server.job_status import job_status
 from fractune_core.analysis.at_load import AtLoad
 from fractune_core.errors import StateUnusable
-from fractune_core.files.checked import Checked
+from fractune_core.files.compared import Checked
 from fractune_core.fleet import blobs
 from fractune_core.fleet.messages import Compiled, VariantItem
 from fractune_core.fleet.redis_names import bundle_blob

@@ -22,8 +22,8 @@ from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import LiveRound, Rounds, SearchOwners
 from fractune_server.scheduler.fair_queue import Claimant, FairQueue
 from fractune_server.store.jobs import Round, StoredJob
-from fractune_server.store.models import IngestKey
 from fractune_server.store.records.log import LogKey
+from fractune_server.store.store import IngestKey
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.fleet_messages import BUILD

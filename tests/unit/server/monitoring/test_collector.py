@@ -16,8 +16,8 @@ from sqlalchemy import event
 
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.messages import WORK_KINDS, BuildWork
-from fractune_server.monitoring.collector import ServerCollector
 from fractune_server.monitoring.health import Health
+from fractune_server.monitoring.metrics import ServerCollector
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store
 from fractune_server.transport.context import ServerContext

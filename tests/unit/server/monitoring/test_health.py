@@ -15,9 +15,8 @@ from sqlalchemy import event
 
 from fractune_core.errors import BadRequest
 from fractune_core.names import HealthPart
-from fractune_server.monitoring.collector import Metrics
-from fractune_server.monitoring.endpoint import Endpoint
 from fractune_server.monitoring.health import SILENCE_S, Health
+from fractune_server.monitoring.metrics import Endpoint, Metrics
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store
 from fractune_server.transport.context import ServerContext

@@ -27,8 +27,7 @@ from fractune_server.services.models import ModelService, arriving
 from fractune_server.services.plans import PLANS_AT_ONCE, PlanService
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.database.sight import Sight
-from fractune_server.store.models import StoredModel
-from fractune_server.store.store import Store
+from fractune_server.store.store import Store, StoredModel
 from fractune_server.transport.context import TenantView
 from tests.support.processes.redis_process import wait_until
 

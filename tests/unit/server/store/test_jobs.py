@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event, text
 
 from fractune_core.errors import NotFound
-from fractune_core.files.checked import Checked
+from fractune_core.files.compared import Checked
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Kind
 from fractune_server.store.jobs import Progress, Round, StoredJob, StoredOperator

@@ -13,8 +13,7 @@ from sqlalchemy import event
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.errors import NotFound, StateUnusable
 from fractune_core.jobs import OperatorTask
-from fractune_server.store.models import IngestedModel, IngestKey, StoredModel
-from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.store import IngestedModel, IngestKey, Store, StoredModel, sqlite_url
 from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.paths import REPOSITORY
 from tests.support.samples import TARGET_KEY

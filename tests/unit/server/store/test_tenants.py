@@ -17,9 +17,8 @@ from fractune_server.store.database.sight import SHARED, Sight, pool_of
 from fractune_server.store.database.tables import COMMON, OF_JOBS, job_operators, jobs, metadata, models, records
 from fractune_server.store.database.tenants import StoredTenant
 from fractune_server.store.jobs import StoredJob
-from fractune_server.store.models import StoredModel
 from fractune_server.store.records.rows import RecordFilter
-from fractune_server.store.store import Store, View
+from fractune_server.store.store import Store, StoredModel, View
 from tests.support.paths import REPOSITORY
 from tests.support.samples import validation
 from tests.support.store_contract import KEY, OnSqlite, StoreContract, job, trial

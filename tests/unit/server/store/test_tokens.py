@@ -10,10 +10,9 @@ from sqlalchemy import text
 from fractune_core.access import Quotas, Scope
 from fractune_core.errors import NotFound, QuotaExceeded
 from fractune_core.jobs import JobSpec, JobState
+from fractune_server.store.database.tenants import Usage
 from fractune_server.store.jobs import Progress
-from fractune_server.store.models import StoredModel
-from fractune_server.store.quotas import Usage
-from fractune_server.store.store import Store
+from fractune_server.store.store import Store, StoredModel
 from tests.support.store_contract import OnSqlite, StoreContract, job
 
 

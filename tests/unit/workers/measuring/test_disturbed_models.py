@@ -14,7 +14,7 @@ import pytest
 
 from fractune.local.timing_process import TimingChild
 from fractune_core.host.machine import beside_others
-from fractune_core.records import is_disturbed, timed_quietly
+from fractune_core.served import is_disturbed, timed_quietly
 from fractune_core.shares import Share
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from fractune_workers.measuring.session import MeasurementSession

@@ -8,7 +8,7 @@ from fractune.text.text import slowdown_text
 from fractune_core.analysis.model_times import MeasuredPair
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import one_line
-from fractune_core.records import is_disturbed
+from fractune_core.served import is_disturbed
 
 _HOW = (
     "time together over time alone on the whole, with the 95 % interval",

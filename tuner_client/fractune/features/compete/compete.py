@@ -20,8 +20,17 @@ from fractune.text.output_files import check_writable
 from fractune_core.errors import BadBundle, BadRequest, first_line
 from fractune_core.files.buckets import Buckets, members_of
 from fractune_core.files.bundles import JOINED_FORMAT, Bundle
-from fractune_core.files.checked import FIELD, Checked
-from fractune_core.files.compared import MODEL, ONNX_RUNTIME, OURS, RUNTIMES, Compared, Runtime, all_compared
+from fractune_core.files.compared import (
+    CHECKED,
+    MODEL,
+    ONNX_RUNTIME,
+    OURS,
+    RUNTIMES,
+    Checked,
+    Compared,
+    Runtime,
+    all_compared,
+)
 from fractune_core.files.new_bundle import replacing_file
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share, share_names
@@ -329,7 +338,7 @@ def _add_times(
 
 
 def _check_field(checked: dict[int | None, Checked], member: int | None) -> dict[str, Any]:
-    return {FIELD: checked[member].to_json()} if member in checked else {}
+    return {CHECKED: checked[member].to_json()} if member in checked else {}
 
 
 def _times(manifest: Mapping[str, Any], found: Mapping[str, Any], changed: set[str]) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import one_line
 from fractune_core.files.buckets import Buckets, input_shapes, shape_text, sizes_text
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.checked import Checked, checked_of, not_checked
-from fractune_core.files.compared import ONNX_RUNTIME, OURS, Between, Compared, Runtime, between_of
-from fractune_core.records import is_disturbed
+from fractune_core.files.compared import ONNX_RUNTIME, OURS, Between, Checked, Compared, Runtime, between_of
+from fractune_core.files.manifests import checked_of
+from fractune_core.served import is_disturbed
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _time(each: RuntimeTime, secs: float) -> str:
     return marked_time(secs, at_most=is_disturbed(each.others_cores))
 
 
-_UNKNOWN = not_checked("the bundle does not say; 'fractune compete' compares them")
+_UNKNOWN = Checked(reason="the bundle does not say; 'fractune compete' compares them")
 
 
 def checks_of(path: Path) -> list[Checked]:

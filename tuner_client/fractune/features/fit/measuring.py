@@ -15,7 +15,7 @@ from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files import compared
 from fractune_core.files.bundles import SUFFIX, Bundle, is_bundle
 from fractune_core.host.cpus import cpu_quota
-from fractune_core.records import is_disturbed
+from fractune_core.served import is_disturbed
 from fractune_core.share_kinds import CPU
 
 FRACTUNE, ONNX_RUNTIME, OPENVINO = "fractune", "ONNX Runtime", "OpenVINO"

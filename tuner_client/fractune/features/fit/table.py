@@ -15,7 +15,7 @@ from fractune.text.text import common_unit, marked_time, percent_text, time_text
 from fractune_core.analysis.limit_fitting import Alternative, Goal
 from fractune_core.analysis.limit_prediction import predict
 from fractune_core.cpu_limits import MILLICORES, CpuLimit, Service, capacity_per_s, least_quota_m, threads_text
-from fractune_core.records import is_disturbed
+from fractune_core.served import is_disturbed
 
 
 def fit_table(

@@ -18,8 +18,7 @@ from fractune_core.analysis.limit_prediction import enough_requests, p99_spread,
 from fractune_core.cpu_limits import CpuLimit, LimitSize
 from fractune_core.errors import ShareUnavailable
 from fractune_core.host.machine import busy_s
-from fractune_core.records import TRIES, is_disturbed
-from fractune_core.served import poisson
+from fractune_core.served import TRIES, is_disturbed, poisson
 
 REQUESTS = 2_000
 """at least: the p99 of fewer says little of the p99 of all requests"""

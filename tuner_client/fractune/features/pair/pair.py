@@ -19,8 +19,7 @@ from fractune_core.analysis.model_times import MeasuredPair
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import BadBundle, BadRequest, one_line
 from fractune_core.files.bundles import Bundle
-from fractune_core.records import is_disturbed
-from fractune_core.served import LOAD
+from fractune_core.served import LOAD, is_disturbed
 
 BUBBLES_MIB = (1, 8, 32, 128)
 DEFAULT_ROUNDS = 9

@@ -14,7 +14,7 @@ from fractune_core.analysis.co_location import CoLocationFigures, RoundTimes, Ve
 from fractune_core.analysis.model_times import INTERLEAVED, MeasuredPair, PairedModel
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import one_line
-from fractune_core.records import is_disturbed
+from fractune_core.served import is_disturbed
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import one_line
 from fractune_core.planning.devices import DeviceType
 from fractune_core.planning.plans import Plan, PlannedPart, PlanRequest
-from fractune_core.records import is_disturbed
+from fractune_core.served import is_disturbed
 
 MOST_PAIRS = 1000
 """the newest pairs of a log that a plan reads"""

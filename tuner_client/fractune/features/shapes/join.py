@@ -188,8 +188,8 @@ def _checked(pad: Mapping[str, float], buckets: Buckets) -> dict[str, int | floa
 
 
 def _check_numbers(bundle: Bundle, pad: Mapping[str, float]) -> None:
-    from fractune_runtime.tvm_runtime.interface import check_pad
     from fractune_runtime.tvm_runtime.tensors import specs_of
+    from fractune_runtime.tvm_runtime.variants import check_pad
 
     check_pad(specs_of(bundle.manifest["inputs"]), pad)
 

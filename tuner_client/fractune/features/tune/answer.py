@@ -26,7 +26,7 @@ from fractune_core.analysis.model_times import RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import one_line
 from fractune_core.files.compared import ONNX_RUNTIME, OURS
-from fractune_core.records import is_disturbed
+from fractune_core.served import is_disturbed
 
 MOST_ROWS = 10
 _MOST_RATIOS = 3

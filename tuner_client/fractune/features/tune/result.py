@@ -20,7 +20,7 @@ from fractune.text.text import factor_text, marked_time, ratio_text, untuned_not
 from fractune_core.analysis.model_times import RuntimeTime
 from fractune_core.errors import one_line, some_of
 from fractune_core.files.buckets import shape_text
-from fractune_core.files.checked import Checked
+from fractune_core.files.compared import Checked
 from fractune_core.files.staged import Stages
 
 

@@ -55,8 +55,8 @@ class JoinOptions:
 
 
 def _check_pad(model: Path, pad: Mapping[str, float]) -> None:
-    from fractune_runtime.tvm_runtime.interface import check_pad
     from fractune_runtime.tvm_runtime.tensors import TensorSpec
+    from fractune_runtime.tvm_runtime.variants import check_pad
 
     try:
         dtypes = onnx_dtypes(model)

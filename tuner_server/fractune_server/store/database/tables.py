@@ -89,7 +89,7 @@ validation_versions = Table(
     "validation_versions",
     metadata,
     Column("workload_hash", _ID, primary_key=True),
-    Column("version", BigInteger, nullable=False),  # number of changes; see validated.py
+    Column("version", BigInteger, nullable=False),  # number of changes; see caches.py
 )
 
 record_counts = Table(

@@ -21,9 +21,16 @@ from fractune_server.store.database.database import NAMES, Database, Repository,
 from fractune_server.store.database.sight import namespace_of, pool_of
 from fractune_server.store.database.tables import jobs, pieces, records, workloads
 from fractune_server.store.database.tenants import seen_pools, shares_searches
-from fractune_server.store.records.record_counts import COUNTED, CountCache, RecordGroup, count_records, record_totals
+from fractune_server.store.records.caches import (
+    COUNTED,
+    CountCache,
+    RecordGroup,
+    ValidatedCache,
+    count_change,
+    count_records,
+    record_totals,
+)
 from fractune_server.store.records.rows import RecordFilter, record_from_row, record_to_row
-from fractune_server.store.records.validated import ValidatedCache, count_change
 
 _WORKED = (
     select(pieces.c.task, func.sum(pieces.c.worked_s))

@@ -13,7 +13,7 @@ import onnx
 
 from fractune_core.errors import BadModel, BadRequest, FractuneError, first_line
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.checked import not_checked
+from fractune_core.files.compared import Checked
 from fractune_core.files.input_arrays import LABEL, InputFile
 from fractune_core.files.onnx_file import walk
 from fractune_workers.children.checking.comparing import Comparison, DiffersError
@@ -39,15 +39,15 @@ def check(
     try:
         data, whole = _outline(Path(path)) if folder else Path(path).read_bytes(), Bundle(Path(bundle))
     except BadModel as error:
-        return {"checked": not_checked(str(error)).to_json()}
+        return {"checked": Checked(reason=str(error)).to_json()}
     found = whole if member is None else whole.members[member]
     arrays = _given_arrays(Path(given), found.manifest["inputs"]) if given else None
     reason = _why_not(data, found)
     if reason:
-        return {"checked": not_checked(reason).to_json()}
+        return {"checked": Checked(reason=reason).to_json()}
     model = parsed(data)
     if model is None:
-        return {"checked": not_checked("the model file cannot be read").to_json()}
+        return {"checked": Checked(reason="the model file cannot be read").to_json()}
     try:
         return {"checked": Comparison(data, model, inputs, found, folder).compared(arrays).to_json()}
     except DiffersError as error:
@@ -55,7 +55,7 @@ def check(
     except BadRequest:
         raise
     except FractuneError as error:
-        return {"checked": not_checked(first_line(error)).to_json()}
+        return {"checked": Checked(reason=first_line(error)).to_json()}
 
 
 def _outline(path: Path) -> bytes:

@@ -21,7 +21,7 @@ from onnx import helper
 from fractune_core.agreement import Verdict, blank_outputs, judge, nothing_shown
 from fractune_core.errors import FractuneError, first_line
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.checked import Checked
+from fractune_core.files.compared import Checked
 from fractune_core.model_inputs import constants_in, fitting_shape, parse_numbers, shapes_in
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_runtime.cpu import OnCpu

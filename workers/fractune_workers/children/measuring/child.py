@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fractune_core.cuda import RUNTIME_SONAME, load_cudart
 from fractune_core.errors import ShareUnavailable
 from fractune_core.operators import DIRECT
-from fractune_core.records import Disturbance, TimingPolicy, timed_quietly
+from fractune_core.records import Disturbance, TimingPolicy
+from fractune_core.served import timed_quietly
 from fractune_core.shares import Share
 from fractune_runtime.tvm_runtime.runtime import with_denormals
 from fractune_workers.children.measuring.counters import CpuMeter

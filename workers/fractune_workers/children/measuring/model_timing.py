@@ -17,7 +17,7 @@ from typing import Any
 from fractune_core.analysis.at_load import AtLoad, are_decided
 from fractune_core.cpu_limits import LimitSize
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.checked import checked_of
+from fractune_core.files.manifests import checked_of
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS
 from fractune_core.served import LOAD, latencies, poisson
 from fractune_core.shares import Share

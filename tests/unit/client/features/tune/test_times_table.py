@@ -12,7 +12,7 @@ from fractune.text.rendering import Table
 from fractune_core.analysis.inside import CallTime, Inside
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.codec.messages import to_proto
-from fractune_core.files.checked import Checked
+from fractune_core.files.compared import Checked
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import UNTUNED, Disturbance, Status

@@ -8,8 +8,8 @@ from sqlalchemy import event
 
 from fractune_core.errors import BadRequest
 from fractune_core.records import Kind, Status, TuningRecord
+from fractune_server.store.records.caches import ValidatedCache
 from fractune_server.store.records.rows import RecordFilter
-from fractune_server.store.records.validated import ValidatedCache
 from fractune_server.store.store import Store
 from tests.support.samples import DISTURBANCE, validation
 from tests.support.store_contract import KEY, TEXTS, WORKLOADS, OnSqlite, StoreContract, trial, validations_of

@@ -17,7 +17,7 @@ from onnx import helper
 
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.checked import Checked
+from fractune_core.files.compared import Checked
 from fractune_runtime.cpu import OnCpu
 from fractune_runtime.sessions import OnnxRuntimeSession, open_session
 from fractune_workers.children.checking import child as checking

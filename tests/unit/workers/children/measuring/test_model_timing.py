@@ -14,7 +14,7 @@ import tvm
 
 from fractune_core.analysis.at_load import AtLoad
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.checked import Checked
+from fractune_core.files.compared import Checked
 from fractune_core.shares import Share
 from fractune_runtime import gpu, runner
 from fractune_runtime.cpu import OnCpu

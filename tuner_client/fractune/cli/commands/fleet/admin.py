@@ -300,7 +300,7 @@ def _folder(state: Path | None) -> Path:
 
 
 def _print_summary(verb: str, summary: Any, where: str, *, as_json: bool) -> None:
-    """`summary`: a fractune_server.backup.BackupSummary."""
+    """`summary`: a fractune_server.admin.BackupSummary."""
     if as_json:
         print(json.dumps(vars(summary)))
         return
