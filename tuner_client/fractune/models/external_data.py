@@ -43,18 +43,15 @@ def _attribute(name: str, number: int) -> bytes:
     return _part(5, _text_field(1, name) + b"\x18" + onnx_file.varint_bytes(number % 2**64) + b"\xa0\x01\x02")
 
 
+def _most_probable() -> bytes:
+    """Fields of a graph: the node that takes the most probable token, and its output of 64-bit integers."""
+    names = _text_field(1, LOGITS) + _text_field(2, NEXT_TOKEN) + _text_field(4, "ArgMax")
+    node = _part(1, names + _attribute("axis", -1) + _attribute("keepdims", 0))
+    return node + _part(_OUTPUT, _text_field(1, NEXT_TOKEN) + _part(2, _part(1, b"\x08\x07")))
+
+
 _OUTPUT = 12
 """field of a graph"""
-_GREEDY = _part(
-    1,
-    b"".join(
-        (
-            *(_text_field(1, LOGITS), _text_field(2, NEXT_TOKEN), _text_field(4, "ArgMax")),
-            *(_attribute("axis", -1), _attribute("keepdims", 0)),
-        )
-    ),
-) + _part(_OUTPUT, _text_field(1, NEXT_TOKEN) + _part(2, _part(1, b"\x08\x07")))
-"""fields of a graph: a node, and its output of 64-bit integers"""
 
 
 class _Range(NamedTuple):
@@ -116,7 +113,7 @@ class _Joining:
         replaces = self._greedy and (kind, depth) == ("graph", 1)
         for field in self._walk.fields(at, end):
             if replaces and field.number == _OUTPUT and self._walk.text(self._walk.last(field, 1)) == LOGITS:
-                yield _GREEDY
+                yield _most_probable()
                 continue
             inner = onnx_file.INSIDE.get(kind, {}).get(field.number) if field.is_message else None
             has_logits = self._greedy and inner == "graph" and not depth

@@ -26,7 +26,6 @@ from fractune.models.inspection import (
     OpenSizes,
     read_summary,
 )
-from fractune.models.sizes_child import MOST_ANSWER_BYTES
 from fractune.models.source import ModelSource, check_given, check_model_file, is_model_script, model_file
 from fractune_core.codec.plain_json import checked, read_json
 from fractune_core.errors import BadModel, BadRequest, one_line, some_of
@@ -49,6 +48,7 @@ from fractune_core.named_sizes import (
 )
 
 _CHILD = "fractune.models.sizes_child"
+_MOST_ANSWER_BYTES = 1 << 20
 _CHILD_TIMEOUT_S = 10.0
 """The child's work is bounded, and takes a second; a machine may be busy"""
 
@@ -457,7 +457,7 @@ def _answer(order: bytes) -> _Answer | str:
     with os.fdopen(os.memfd_create("answer"), "r+b") as file:  # the child bounds its length, which a pipe has not
         try:
             ended = subprocess.run(
-                [sys.executable, "-m", _CHILD, str(os.getpid())],
+                [sys.executable, "-m", _CHILD, str(os.getpid()), str(_MOST_ANSWER_BYTES)],
                 input=order,
                 env={**plain_environment(os.environ), **own_env(), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
                 stdout=file,
@@ -468,9 +468,9 @@ def _answer(order: bytes) -> _Answer | str:
         except subprocess.TimeoutExpired:
             return f"it took more than {_CHILD_TIMEOUT_S:.0f} s"
         file.seek(0)
-        said = file.read(MOST_ANSWER_BYTES + 1)
-    if len(said) > MOST_ANSWER_BYTES:
-        return f"its process gave more than {MOST_ANSWER_BYTES >> 20} MiB"
+        said = file.read(_MOST_ANSWER_BYTES + 1)
+    if len(said) > _MOST_ANSWER_BYTES:
+        return f"its process gave more than {_MOST_ANSWER_BYTES >> 20} MiB"
     try:
         answer = checked(_Answer, read_json(said))
         return answer.error or answer

@@ -1,11 +1,11 @@
-"""The sizes that an ONNX graph forces on the open axes of its inputs: `python -m fractune.models.sizes_child PID`.
+"""The sizes that an ONNX graph forces on the open axes of its inputs: `python -m fractune.models.sizes_child PID BYTES`.
 
 The graph comes from a stranger, so it is read in a sandbox without files or network, and the work is bounded. ONNX's
 shape inference tries sizes. Two sizes in the graph that must be equal and are not make a conflict, such as the depth of
 a product and the rows of its weights. A search over the size of one open axis removes it.
 
 Standard input has a line of JSON (`inputs`, `variables`, `search`), then the model without its weights. Standard output
-gets one JSON object: `variables` (`size`, `why`), `relations` (how some variables follow from others) and `notes`, or
+gets one JSON object of at most BYTES: `variables` (`size`, `why`), `relations` (how some variables follow from others) and `notes`, or
 `error`.
 
 How these sizes depend on each other, as in `total = past + s`, comes from primes: every size is a prime of its own. Two
@@ -128,7 +128,6 @@ def _primes() -> Iterator[int]:
 
 _MEMORY_BYTES = 4 << 30
 """of addresses: Python, NumPy and ONNX take one"""
-MOST_ANSWER_BYTES = 1 << 20
 _MOST_CHANGES = 20
 _LARGEST = 1 << 20
 _IMAGE_KEYS = ("imgsz", "image_size", "img_size", "input_size")
@@ -362,9 +361,10 @@ def _search(search: Search) -> None:
 
 
 def main() -> None:
-    die_with_parent(int(sys.argv[1]))
+    parent, most_bytes = map(int, sys.argv[1:])
+    die_with_parent(parent)
     order, data = json.loads(sys.stdin.buffer.readline()), sys.stdin.buffer.read()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_ANSWER_BYTES, MOST_ANSWER_BYTES))  # standard output is a file
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))  # standard output is a file
     Sandbox(_MEMORY_BYTES).enter()
     try:
         answer = examined(order, data)
