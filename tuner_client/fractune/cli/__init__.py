@@ -4,10 +4,11 @@ import contextlib
 import importlib
 import logging
 import os
+import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, TextIO
 
@@ -122,11 +123,9 @@ def _run_all(args: Sequence[str]) -> int:
 
 
 def _parse(command: Any, line: Line) -> int:
-    from fractune.cli.open_sizes import check_options
-
     name, *options = line.args
     with contextlib.suppress(typer.Exit):  # after --help
-        check_options(command.commands[name].make_context(name, options).params, line.args)
+        _check_options(command.commands[name].make_context(name, options).params, line.args)
     return 0
 
 
@@ -136,11 +135,41 @@ def _run(command: Any, line: Line) -> int:
         try:
             code = command(args=line.args, prog_name="fractune", standalone_mode=False)
         except BadModel as error:
-            from fractune.cli.open_sizes import show_open
-
-            show_open(error, line.args)
+            _show_open(error, line.args)
             raise
     return code if isinstance(code, int) else 0
+
+
+def _check_options(params: Mapping[str, Any], args: Sequence[str]) -> None:
+    """Check the shapes of a command line of a job's file, by its parsed options. Raises BadModel, OpenSizes."""
+    from fractune.cli.options import parse_several, parse_sizes
+    from fractune.models.open_sizes import settled
+    from fractune.models.source import is_model_script, model_file
+
+    model = params["model"]
+    if is_model_script(model):
+        return
+    inputs = parse_several(params["inputs"])
+    sizes = {**parse_sizes("--lengths", params["lengths"]), **parse_sizes("--size", params["sizes"])}
+    known = {name: each for name, each in sizes.items() if each is not None}
+    try:
+        with model_file(model, inputs=inputs) as path:
+            if len(known) == len(sizes):
+                settled(path, inputs, known)
+    except BadModel as error:
+        _show_open(error, args)
+        error.args = (str(error).replace("inputs: ", "--input: ", 1),)
+        raise
+
+
+def _show_open(error: BadModel, args: Sequence[str]) -> None:
+    """Print the table of open sizes, and the command line with options that fix them, if the error is about these. The
+    error itself has the options too, for a quiet command.
+    """
+    from fractune.models.inspection import OpenSizes
+
+    if isinstance(error, OpenSizes) and error.found is not None and "--quiet" not in args:
+        print(error.found.table, shlex.join(["fractune", *args, *error.found.options]), sep="\n", file=sys.stderr)
 
 
 def _coded(work: Callable[[], int], where: str = "") -> int:

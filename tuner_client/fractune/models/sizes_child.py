@@ -1,12 +1,12 @@
-"""The sizes that an ONNX graph forces on the open axes of its inputs: `python -m fractune.models.sizes_child PID BYTES`.
+"""The sizes that an ONNX graph forces on the open axes of its inputs, by `python -m fractune.models.sizes_child`.
 
 The graph comes from a stranger, so it is read in a sandbox without files or network, and the work is bounded. ONNX's
 shape inference tries sizes. Two sizes in the graph that must be equal and are not make a conflict, such as the depth of
 a product and the rows of its weights. A search over the size of one open axis removes it.
 
-Standard input has a line of JSON (`inputs`, `variables`, `search`), then the model without its weights. Standard output
-gets one JSON object of at most BYTES: `variables` (`size`, `why`), `relations` (how some variables follow from others) and `notes`, or
-`error`.
+Arguments are the parent's PID and the most bytes of the answer. Standard input has a line of JSON (`inputs`,
+`variables`, `search`), then the model without its weights. Standard output gets one JSON object: `variables` (`size`,
+`why`), `relations` (how some variables follow from others) and `notes`, or `error`.
 
 How these sizes depend on each other, as in `total = past + s`, comes from primes: every size is a prime of its own. Two
 sizes in the graph that must be equal and are not say then by their numbers from which sizes they come. A formula must

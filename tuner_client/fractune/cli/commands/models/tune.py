@@ -3,7 +3,7 @@
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fractune.cli import options
-from fractune.cli.ending import GOAL_MISSED, LeavableView, end_without, run_when_done
-from fractune.cli.open_sizes import settled_or_asked
+from fractune.cli.ending import GOAL_MISSED, end_without, run_when_done
 from fractune.cli.printing import choose_view, print_answer, print_details, print_json, print_picture
 from fractune.features.compete.results import checked_lines
 from fractune.features.fuse import apart_text, slots_text
@@ -27,17 +26,20 @@ from fractune.features.tune.shape_jobs import submit_each
 from fractune.features.tune.tune import tune as tune_model
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
-from fractune.models.source import check_model_file
+from fractune.models.inspection import InspectedSize, Inspection, OpenSizes
+from fractune.models.open_sizes import settled
+from fractune.models.source import check_model_file, is_model_script, model_file
 from fractune.server.rpc import RpcClient
 from fractune.sessions.session import server_session
 from fractune.text.figure import check_picture
 from fractune.text.output_files import write_new
 from fractune.text.toml_table import Value
-from fractune_core.errors import BadRequest, one_line
+from fractune_core.errors import BadModel, BadRequest, one_line, shortened
 from fractune_core.files.bundles import SUFFIX, Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, RUNTIMES
 from fractune_core.jobs import JobSpec, Priority
 from fractune_core.model_inputs import SeveralShapes
+from fractune_core.named_sizes import Sizes
 from fractune_core.shares import share_names
 
 Shares = Annotated[str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares to tune for.")]
@@ -71,6 +73,8 @@ Verbose = Annotated[
 ]
 _OF_ONE_RUN = ("detach", "quiet", "verbose", "json")
 """options that say how a command is followed, and nothing of the work"""
+_SHOWN = 80
+"""characters of a size's name"""
 
 
 @dataclass(frozen=True)
@@ -146,17 +150,17 @@ class LengthOptions:
     most_buckets: options.MostBuckets = None
 
     def all_sizes(
-        self, model: Path, inputs: SeveralShapes, texts: list[str] | None, shares: str, view: LeavableView
+        self, model: Path, inputs: SeveralShapes, texts: list[str] | None, shares: str, report: Callable[[str], None]
     ) -> dict[str, list[int]]:
         """The sizes by name or place, with those of `--size`. Raises BadRequest."""
         lengths = options.parse_sizes("--lengths", self.lengths)
         for place, sizes in lengths.items():
             if sizes is not None and len(sizes) == 1:
                 hint = "the bundle runs this size alone; give several for any up to it"
-                view.show_step(f"--lengths {place}={sizes[0]}: {hint}")
+                report(f"--lengths {place}={sizes[0]}: {hint}")
         known = {**lengths, **options.parse_sizes("--size", texts)}
         names = share_names(shares)
-        return chosen_sizes(model, inputs, known, self.sample, self.most_buckets, names, view.show_step)
+        return chosen_sizes(model, inputs, known, self.sample, self.most_buckets, names, report)
 
 
 def tune(
@@ -190,19 +194,23 @@ def tune(
         _write_job(write_job, model, context)
         return
     after_search = {**runtimes.parsed(), **padding.parsed()}
-    view = choose_view(quiet=quiet, as_json=as_json)
     inputs = options.parse_several(of_model.inputs)
-    sizes = of_lengths.all_sizes(model, inputs, of_model.sizes, shares, view)
-    report = _print_aside if detach else view.show_step
-    shapes = settled_or_asked(model, inputs, sizes, report, may_ask=not (quiet or as_json))
-    job_options = {**vars(search), **vars(of_model), "inputs": shapes, "greedy": greedy}
-    del job_options["sizes"]  # they are in the shapes
+
+    def job_options(report: Callable[[str], None]) -> dict[str, Any]:
+        sizes = of_lengths.all_sizes(model, inputs, of_model.sizes, shares, report)
+        shapes = _settled_or_asked(model, inputs, sizes, report, may_ask=not (quiet or as_json))
+        given = {**vars(search), **vars(of_model), "inputs": shapes, "greedy": greedy}
+        del given["sizes"]  # they are in the shapes
+        return given
+
     if detach:
         after = {"out": out, "out_dir": out_dir, "force": force or None, "picture": picture, "on_done": on_done}
         _check_detached(**vars(runtimes), **vars(padding), **after)
-        _leave(model, shares, job_options, place, as_json=as_json)
+        _leave(model, shares, job_options(_print_aside), place, as_json=as_json)
         return
     check_picture(picture)
+    view = choose_view(quiet=quiet, as_json=as_json)
+    chosen = job_options(view.show_step)
     with run_when_done(on_done, view) as fetched:
         result = tune_model(
             model,
@@ -211,7 +219,7 @@ def tune(
             force=force,
             progress=view,
             **after_search,
-            **job_options,
+            **chosen,
             **vars(place),
         )
         fetched.bundle = result.bundle.path
@@ -219,6 +227,45 @@ def tune(
         if result.goal is not None and not result.goal.beaten:
             raise typer.Exit(GOAL_MISSED)
         end_without(result.skipped_shares)
+
+
+def _settled_or_asked(
+    model: Path, inputs: SeveralShapes, sizes: Sizes, report: Callable[[str], None], *, may_ask: bool
+) -> SeveralShapes:
+    """The inputs with sizes for what the model leaves open; a terminal is asked for them. Raises BadModel, and
+    OpenSizes without a terminal.
+    """
+    if is_model_script(model):
+        return inputs
+    with model_file(model, inputs=inputs) as path:
+        try:
+            return settled(path, inputs, sizes, report) or {}
+        except OpenSizes as error:
+            found = error.found
+            may_ask = may_ask and sys.stdin.isatty() and sys.stderr.isatty()
+            if found is None or not may_ask or any(each.is_open and each.axes is None for each in found.inputs):
+                raise
+            return settled(path, inputs, {**sizes, **_asked(found)}, report) or {}
+
+
+def _asked(found: Inspection) -> dict[str, int]:
+    """The sizes that do not follow from others, each asked for once."""
+    print(found.table, "Enter takes a size in brackets.", sep="\n", file=sys.stderr)
+    return {each.name: _asked_size(each) for each in found.sizes if not (each.equals or each.is_given)}
+
+
+def _asked_size(of: InspectedSize) -> int:
+    while not of.is_batch:
+        print(f"size of {shortened(of.name, _SHOWN)} [{of.suggested}]: ", end="", file=sys.stderr, flush=True)
+        answer = sys.stdin.readline()
+        if not answer:
+            raise BadModel(f"the size of {of.name} was not given; fix it by --size")
+        if not answer.strip():
+            break
+        if answer.strip().isdecimal() and int(answer) > 0:
+            return int(answer)
+        print("write a whole number of at least 1", file=sys.stderr)
+    return of.suggested
 
 
 def _print_aside(line: str) -> None:

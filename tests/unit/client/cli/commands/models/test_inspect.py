@@ -160,3 +160,6 @@ def test_open_sizes_of_the_second_model_of_a_job_are_named_before_the_first_begi
     job.write_text(f"shares = 'cpu:1'\ndetach = true\n{models}lengths = ['ids:1=16']\n")
     assert main(["tune", "--job", str(job), "--server", server.address]) == 0
     assert len(server.specs) == 2
+    printed = capsys.readouterr()
+    assert "the bundle runs this size alone" in printed.err
+    assert printed.out.split() == ["jobs/j1", "jobs/j1"]
