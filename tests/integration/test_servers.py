@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from fractune.features.shapes.join import join
+from fractune.features.join import join
 from fractune.local.model_server import SERVERS, ModelServer, request_of, serving
 from fractune_runtime.serving import MOST_BODY_BYTES
 from tests.support.paths import REPOSITORY

@@ -25,6 +25,8 @@ from fractune.features.goal import GoalStep as GoalStep
 from fractune.features.goal import LoopAndPaced as LoopAndPaced
 from fractune.features.goal import PeerTiming as PeerTiming
 from fractune.features.goal import SideBySide as SideBySide
+from fractune.features.join import JoinedBundle as JoinedBundle
+from fractune.features.join import join as join
 from fractune.features.knee.knee import KneeResult as KneeResult
 from fractune.features.knee.knee import knee as knee
 from fractune.features.knee.report import KneeReport as KneeReport
@@ -48,8 +50,6 @@ from fractune.features.plan.plan import PlanResult as PlanResult
 from fractune.features.plan.plan import plan as plan
 from fractune.features.retune import RetuneResult as RetuneResult
 from fractune.features.retune import retune as retune
-from fractune.features.shapes.join import JoinedBundle as JoinedBundle
-from fractune.features.shapes.join import join as join
 from fractune.features.tune.bundle import BundleFile as BundleFile
 from fractune.features.tune.bundle import bundle as bundle
 from fractune.features.tune.result import TuneResult as TuneResult

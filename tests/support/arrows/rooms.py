@@ -44,7 +44,7 @@ BELOW: fractune.local fractune.models fractune.server fractune.sessions fractune
 FEATURES: fractune.features.compete fractune.features.cost fractune.features.diff fractune.features.fit
     fractune.features.fuse fractune.features.goal fractune.features.knee fractune.features.log
     fractune.features.matrix fractune.features.noise fractune.features.packs fractune.features.pair
-    fractune.features.parts fractune.features.plan fractune.features.retune fractune.features.shapes
+    fractune.features.parts fractune.features.plan fractune.features.retune fractune.features.join
     fractune.features.tune
 # What every command may import.
 COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.features rich typer
@@ -168,18 +168,18 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
     jinja2 starlette uvicorn
 .dashboard.following: CORE .features .features.log .server
 .dashboard.views: CORE .dashboard.following .features .features.compete .features.diff .features.fit .features.knee
-    .features.log .features.matrix .features.pair .features.parts .features.plan .features.shapes .features.tune
+    .features.log .features.matrix .features.pair .features.parts .features.plan .features.join .features.tune
     .server .text
 # What `import fractune` offers: a client of a server on top, the features below it.
 .features: CORE FEATURES BELOW .
 # A bundle is checked in a sandboxed process, as the workers check bundles.
-.features.compete: CORE BELOW . .features.shapes | RUNTIME fractune_workers.checker fractune_workers.reader
+.features.compete: CORE BELOW . .features.join | RUNTIME fractune_workers.checker fractune_workers.reader
 .features.cost: CORE BELOW .
-.features.diff: CORE BELOW . .features.shapes
-.features.retune: CORE BELOW . .features.shapes
+.features.diff: CORE BELOW . .features.join
+.features.retune: CORE BELOW . .features.join
 .features.fit: CORE BELOW . | RUNTIME fractune_workers.confinement matplotlib
 .features.fuse: CORE BELOW . | fractune_workers.child fractune_workers.reader
-.features.shapes: CORE BELOW . | RUNTIME
+.features.join: CORE BELOW . | RUNTIME
 .features.goal: CORE BELOW .
 # A process of its own cuts a model, by ONNX and ONNX Runtime.
 .features.parts: CORE BELOW . | RUNTIME numpy onnx onnxruntime
@@ -193,7 +193,7 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
     fractune_workers.confinement fractune_workers.locks
 .features.packs: CORE BELOW . .features.noise | RUNTIME
 .features.plan: CORE BELOW . | matplotlib
-.features.tune: CORE BELOW . .features.compete .features.goal .features.matrix .features.parts .features.shapes |
+.features.tune: CORE BELOW . .features.compete .features.goal .features.matrix .features.parts .features.join |
     RUNTIME
 # Where a job runs: a server, or a stack of its own, followed to the job's end.
 .sessions: CORE . .local .server .text rich

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from fractune.features.shapes.join import join
+from fractune.features.join import join
 from fractune_core.errors import BadRequest
 from fractune_runtime.endpoint import Busy, Endpoint, described
 from fractune_runtime.loading import interface_of, load, open_bundle

@@ -13,7 +13,7 @@ import typer
 from fractune.cli import build_app, main
 from fractune.cli.commands.fleet.launch import LogFormat, LogLevel, set_up_logs
 from fractune.cli.options import parse_inputs, parse_one_size, parse_part, parse_several, parse_sizes, read_key
-from fractune.features.shapes.sample import read_sample
+from fractune.features.tune.shape_jobs import read_sample
 from fractune.server.credentials import VARIABLES
 from fractune.text.text import parse_bytes, parse_lifetime_s, parse_millicores, parse_rate_per_s, parse_time_s
 from fractune.text.toml_table import read_toml

@@ -14,10 +14,10 @@ from fractune.cli import options
 from fractune.cli.printing import print_json, print_tables
 from fractune.features.client import Client
 from fractune.features.compete.results import contest_events, held_contests
+from fractune.features.join import BundleTimes, bundle_times, padding_line
 from fractune.features.log import jsondatabase
 from fractune.features.log.log import Log, check_export, record_filter
 from fractune.features.log.match import match as match_model
-from fractune.features.shapes.join import BundleTimes, bundle_times, padding_line
 from fractune.sessions.session import session
 from fractune_core.errors import BadRequest, NotFound
 from fractune_core.files.bundles import SUFFIX, is_bundle

@@ -7,9 +7,9 @@ from typing import Any
 
 from fractune.features.compete.results import CompeteResult, checked_json, checks_of, contest_events
 from fractune.features.goal import Goal, goal_json, step_times
+from fractune.features.join import JoinedBundle, bundle_times
 from fractune.features.matrix.cross_table import model_table
 from fractune.features.matrix.matrix import Matrix
-from fractune.features.shapes.join import JoinedBundle, bundle_times
 from fractune.features.tune.answer import Answer, Row, answer_json, answer_of
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.table import latency_table, result_json

@@ -19,8 +19,8 @@ from fractune.features.compete.compete import compete as compete_with
 from fractune.features.compete.results import checked_json, checked_lines, contest_events
 from fractune.features.fuse import FusedModel, apart_text, slots_text
 from fractune.features.fuse import fuse as fuse_models
-from fractune.features.shapes.join import JoinedBundle, padding_line, shapes_lines
-from fractune.features.shapes.join import join as join_files
+from fractune.features.join import JoinedBundle, padding_line, shapes_lines
+from fractune.features.join import join as join_files
 from fractune.features.tune.bundle import POLICIES, BundleFile, write_image
 from fractune.features.tune.bundle import bundle as bundle_model
 from fractune.models.source import check_model_file

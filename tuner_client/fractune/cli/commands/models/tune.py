@@ -16,13 +16,12 @@ from fractune.cli.printing import choose_view, print_answer, print_details, prin
 from fractune.features.compete.results import checked_lines
 from fractune.features.fuse import apart_text, slots_text
 from fractune.features.goal import goal_notes, verdict_line
-from fractune.features.shapes.join import padding_line
-from fractune.features.shapes.sample import chosen_sizes
+from fractune.features.join import padding_line
 from fractune.features.tune.answer import MOST_ROWS
 from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
 from fractune.features.tune.job_file import written
 from fractune.features.tune.result import TuneResult, parts_table, result_events, shapes_table
-from fractune.features.tune.shape_jobs import submit_each
+from fractune.features.tune.shape_jobs import chosen_sizes, submit_each
 from fractune.features.tune.tune import tune as tune_model
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir

@@ -17,7 +17,7 @@ import pytest
 from fractune.cli import main
 from fractune.cli.commands.models.run import array_names, read_inputs, write_arrays
 from fractune.comparing import interleaved
-from fractune.features.shapes.join import join
+from fractune.features.join import join
 from fractune_core.agreement import differences
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_runtime.sessions import OnnxRuntimeSession

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from fractune.features.shapes import sample
-from fractune.features.shapes.sample import buckets_for, chosen_sizes, only_length, read_sample
-from fractune.features.tune.shape_jobs import JoinOptions, options_by_shape
+from fractune.features.tune import shape_jobs
+from fractune.features.tune.shape_jobs import (
+    JoinOptions,
+    buckets_for,
+    chosen_sizes,
+    only_length,
+    options_by_shape,
+    read_sample,
+)
 from fractune.models.open_sizes import settled
 from fractune_core.errors import BadModel, BadRequest
 from fractune_core.files.onnx_file import Interface, Tensor
@@ -30,7 +36,7 @@ def test_one_process_times_all_lengths_at_the_first_share_of_cores(
 
         yield call
 
-    monkeypatch.setattr(sample, "timing_process", process)
+    monkeypatch.setattr(shape_jobs, "timing_process", process)
     said: list[str] = []
     model = write_encoder(tmp_path / "m")
     found = buckets_for(model, {}, {}, "ids:1", [8, 16, 64, 64], 2, ["full", "cpu:1", "cpu:2"], said.append)
