@@ -20,8 +20,7 @@ from typing import Any
 from benchmarks.support import ours
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import find_model
-from fractune.features.pair.arrangement import arrange, usable_cores
-from fractune.features.pair.run import CoLocation, Program, co_located, time_rounds
+from fractune.features.pair.run import CoLocation, Program, arrange, co_located, time_rounds, usable_cores
 from fractune.local.stack import own_env
 from fractune_core.analysis.co_location import CoLocationFigures, co_location_figures, makespan_s
 from fractune_core.analysis.slowdown_ci import Estimate

@@ -14,7 +14,6 @@ from tests.support.paths import REPOSITORY
 
 SMALL_LINES = 80
 STAND_ALONE = {
-    "fractune.features.parts.cut_child": "a program",
     "fractune_workers.children.measuring.compiled_software": "TVM's compiler, which its user may not load",
 }
 """small files with one user beside them, and why they are no part of it"""

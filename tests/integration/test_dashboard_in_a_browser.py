@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from fractune.features.client import Client
-from fractune.features.matrix.cross_table import model_table
-from fractune.features.matrix.table import cell_text
+from fractune.features.matrix.cross_table import cell_text, model_table
 from fractune.server.job_status import OfferedShare
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import ServerUnreachable

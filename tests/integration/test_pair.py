@@ -10,8 +10,7 @@ import pytest
 import fractune
 from fractune.errors import BadBundle
 from fractune.features.pair import run as sharing
-from fractune.features.pair.arrangement import arrange, usable_cores
-from fractune.features.pair.run import Program, co_located
+from fractune.features.pair.run import Program, arrange, co_located, usable_cores
 from fractune.local.stack import own_env
 from fractune_core.cpu_limits import SPIN_COUNT, SPIN_YIELDS
 from tests.support.client_samples import DEVICE, bundle_bytes

@@ -125,7 +125,7 @@ assert [len(parts) for parts in planned.plan.devices] == [2]
 DRAW = """
 import pathlib, sys
 from fractune.features.matrix.cross_table import Cell, CrossTable
-from fractune.features.matrix.table import draw_table
+from fractune.features.matrix.cross_table import draw_table
 from fractune.text.figure import check_picture
 picture = pathlib.Path(sys.argv[1])
 check_picture(picture)

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import fractune
-from fractune.features.log.files import write_jsonl
+from fractune.features.log.log import write_jsonl
 from fractune_core.codec.messages import to_proto
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.store.store import Store, sqlite_url

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fractune.features.log.files import read_jsonl
+from fractune.features.log.log import read_jsonl
 from fractune.features.tune.job_file import read_job
 from fractune_core.codec.messages import from_proto
 from fractune_core.records import TuningRecord

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from fractune.cli.commands.models.run import array_names
-from fractune.features.log.files import csv_row, read_jsonl
+from fractune.features.log.log import csv_row, read_jsonl
 from fractune.features.plan.plan_file import read_plan
 from fractune.features.plan.table import bundle_rows
 from fractune.models.external_data import write_one_file

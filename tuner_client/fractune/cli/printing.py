@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune.cli.ending import LeavableView
-from fractune.features.matrix.cross_table import model_table
-from fractune.features.matrix.table import cross_text
+from fractune.features.matrix.cross_table import cross_text, model_table
 from fractune.features.tune.answer import MOST_ROWS, Answer
 from fractune.features.tune.table import latency_table, layout_transforms, operator_json
 from fractune.features.tune.times_table import time_table

@@ -40,7 +40,7 @@ from fractune.features.client import Client
 from fractune.features.log.log import FilterOptions
 from fractune.features.log.match import MatchResult
 from fractune.features.matrix.cross_table import CrossTable
-from fractune.features.plan.of_jobs import JobDemand
+from fractune.features.plan.plan import JobDemand
 from fractune.features.plan.slowdowns import MOST_PAIRS
 from fractune.server.job_status import JobStatus, OperatorStatus
 from fractune_core.analysis.model_times import MeasuredPair, RuntimeTime

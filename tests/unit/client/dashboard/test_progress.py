@@ -162,7 +162,7 @@ def test_trials_that_arrive_during_an_update_are_found_by_the_next() -> None:
 def test_only_the_newest_trials_are_kept_and_a_note_says_so(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("following", "views.progress"):
+    for module in ("following", "views.parts"):
         monkeypatch.setattr(f"fractune.dashboard.{module}.MOST_TRIALS", 3)
     followed = JobTrials("jobs/j1")
     with Client(server.address) as client:

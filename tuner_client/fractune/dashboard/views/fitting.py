@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fractune.dashboard.views.page import Block, Cell, Field, Page, block_of, job_label, job_path
-from fractune.features.fit.of_job import fit_of_job
+from fractune.features.fit.fit import fit_of_job
 from fractune.server.job_status import JobStatus
 from fractune.text.rendering import Table
 from fractune_core.errors import BadRequest, one_line

@@ -23,8 +23,7 @@ from fractune.dashboard.views.page import (
     moment,
     seconds_block,
 )
-from fractune.dashboard.views.parts import operator_blocks, time_bars
-from fractune.dashboard.views.progress import points_block, progress_charts
+from fractune.dashboard.views.parts import operator_blocks, points_block, progress_charts, time_bars
 from fractune.features.compete.results import runtimes_table, times_of_job
 from fractune.features.tune.answer import answer_of, left_to_gain, runtime_name, search_text
 from fractune.features.tune.table import latency_table

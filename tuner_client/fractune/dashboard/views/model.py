@@ -25,8 +25,7 @@ from fractune.dashboard.views.page import (
     moment,
 )
 from fractune.features.compete.results import newest_times, runtimes_table, times_of_job
-from fractune.features.knee.report import KneeReport, at_load_knee, drawn_units, fastest_knee
-from fractune.features.knee.table import knee_json, knee_table
+from fractune.features.knee.report import KneeReport, at_load_knee, drawn_units, fastest_knee, knee_json, knee_table
 from fractune.features.log.match import MatchResult
 from fractune.features.matrix.cross_table import model_table
 from fractune.server.job_status import JobStatus

@@ -8,11 +8,9 @@ from urllib.parse import urlencode
 from fractune.dashboard.following import Trial, operator_progress
 from fractune.dashboard.views.log import record_path
 from fractune.dashboard.views.page import Block, Cell, Dot, Dots, Page, columns_of, cross_block, job_path, moment
-from fractune.dashboard.views.parts import COLOURS, kind_of, roof_cell
-from fractune.dashboard.views.progress import points_block, progress_charts
+from fractune.dashboard.views.parts import COLOURS, kind_of, points_block, progress_charts, roof_cell
 from fractune.features.log.code import decisions_text
-from fractune.features.matrix.cross_table import CrossTable
-from fractune.features.matrix.table import table_json
+from fractune.features.matrix.cross_table import CrossTable, table_json
 from fractune.features.tune.times_table import operator_time
 from fractune.server.job_status import JobStatus, OperatorStatus
 from fractune.text.text import ratio_text, span_text, time_text

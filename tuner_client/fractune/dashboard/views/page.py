@@ -10,8 +10,7 @@ from itertools import groupby
 from typing import Any
 from urllib.parse import quote
 
-from fractune.features.matrix.cross_table import CrossTable, model_table
-from fractune.features.matrix.table import cell_text, cross_text, table_json
+from fractune.features.matrix.cross_table import CrossTable, cell_text, cross_text, model_table, table_json
 from fractune.features.parts.cutting import is_part_of
 from fractune.server.job_status import JobStatus
 from fractune.server.pace import Pace

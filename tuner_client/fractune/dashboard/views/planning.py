@@ -6,8 +6,7 @@ from typing import Any
 
 from fractune.dashboard.views.page import Bar, Bars, Cell, Field, Page, Piece, block_of, job_label
 from fractune.features.diff import compared, job_side
-from fractune.features.plan.of_jobs import JobDemand, PlannedDevice, plan_of_jobs
-from fractune.features.plan.plan import PlanResult
+from fractune.features.plan.plan import JobDemand, PlannedDevice, PlanResult, plan_of_jobs
 from fractune.features.plan.table import rate_text, summary
 from fractune.server.job_status import JobStatus
 from fractune.text.text import time_text

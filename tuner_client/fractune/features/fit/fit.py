@@ -1,4 +1,4 @@
-"""`fractune.fit`: the least CPU limit, threads and replicas for a request rate and a p99."""
+"""`fractune.fit`: the least CPU limit, threads and replicas for a request rate and a p99, or those by a job's times."""
 
 import os
 import sys
@@ -7,22 +7,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune.features.fit.measuring import ONNX_RUNTIME, OPENVINO, Measured, measure, usable_cores
+from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, OPENVINO, Measured, measure, usable_cores
 from fractune.features.fit.table import behind_lines, draw_fit, fit_json, fit_table, verified_lines
 from fractune.features.fit.verifying import BehindServer, Verified, check_limits, verify_behind
 from fractune.features.fit.verifying import verify as verify_limit
 from fractune.local.model_server import check_server
 from fractune.models.open_sizes import settled_once
+from fractune.server.job_status import JobStatus
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune.text.text import parse_millicores, parse_rate_per_s, parse_time_s
 from fractune_core.analysis.limit_fitting import Alternative, Goal
 from fractune_core.analysis.limit_fitting import fit as fit_services
+from fractune_core.cpu_limits import service_of_time
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.files.bundles import SUFFIX, is_bundle
 from fractune_core.model_inputs import Inputs, as_shapes
 from fractune_core.named_sizes import Sizes
+from fractune_core.shares import Share
 
 
 def resources_text(best: Alternative, *, at_most: bool) -> str:
@@ -211,3 +214,31 @@ def search(measured: Measured, goal: Goal) -> tuple[Alternative, ...]:
 def _best(alternatives: Sequence[Alternative]) -> Alternative:
     plain = (each for each in alternatives if not each.limit.burst_us)
     return next(plain, alternatives[0])
+
+
+def fit_of_job(job: JobStatus, rate: str, p99: str) -> tuple[Table, str]:
+    """The alternatives for requests at a `rate` (`18/s`) within a `p99` (`50ms`), and the block `resources:` of the one
+    with the smallest limit. Limits have no burst, and are predicted as by `fractune fit`; by disturbed times they are
+    the most that is needed.
+
+    Raises BadRequest for a job without times at whole cores, and with what would do where no limit keeps the goal.
+    """
+    measured = _measured(job)
+    cores = max(each.threads for each in measured.services)
+    goal = Goal(parse_rate_per_s("rate", rate), parse_time_s("p99", p99), cores)
+    alternatives = search(measured, goal)
+    best = alternatives[0]
+    at_most = measured.is_disturbed(best.threads)
+    return fit_table(job.model_name, measured, goal, alternatives, best), resources_text(best, at_most=at_most)
+
+
+def _measured(job: JobStatus) -> Measured:
+    found = {
+        each.granted.units: each
+        for each in job.results
+        if Share.parse(each.share).mechanism == "cpu" and each.tuned_s > 0
+    }
+    if not found:
+        raise BadRequest(f"{job.name} has no time at whole cores of a CPU; choose another job, or tune at cpu:1")
+    services = tuple(service_of_time(units, found[units].tuned_s) for units in sorted(found))
+    return Measured(FRACTUNE, "", services, {units: each.others_cores for units, each in found.items()})

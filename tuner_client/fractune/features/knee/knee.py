@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Unpack
 
 from fractune.features.knee import report
-from fractune.features.knee.table import knee_table
 from fractune.features.matrix.matrix import job_tables
 from fractune.models.open_sizes import sized_model
 from fractune.models.source import ModelSource
@@ -48,7 +47,7 @@ class KneeResult(Drawable):
     @property
     def table(self) -> Table:
         """Times at the shares, the knee, and its certainty."""
-        return knee_table(self._shown, f"{self.reports[0].name}: the knee")
+        return report.knee_table(self._shown, f"{self.reports[0].name}: the knee")
 
     @property
     def _shown(self) -> list[report.KneeReport]:
@@ -62,9 +61,7 @@ class KneeResult(Drawable):
 
     def _draw(self, path: Path) -> None:
         """Draw time by share with the knee marked."""
-        from fractune.features.knee.table import draw_knee
-
-        draw_knee(self._shown, f"{self.reports[0].name}: time by share", path)
+        report.draw_knee(self._shown, f"{self.reports[0].name}: time by share", path)
 
 
 def knee(

@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune.features.pair.arrangement import Arrangement, arrange, usable_cores
 from fractune.features.pair.result import PairSide, PairTimes, RateLatency, measured_pair, pair_json, pair_table
-from fractune.features.pair.run import CoLocation, CoRunner, Program, co_located, time_rounds
+from fractune.features.pair.run import (
+    Arrangement,
+    CoLocation,
+    CoRunner,
+    Program,
+    arrange,
+    co_located,
+    time_rounds,
+    usable_cores,
+)
 from fractune.local.stack import own_env
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.rendering import Table

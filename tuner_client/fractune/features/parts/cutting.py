@@ -1,10 +1,15 @@
-"""An ONNX file, cut at the nodes that cannot be imported. It runs in a process of its own (`cut_child`).
+"""An ONNX file, cut at the nodes that cannot be imported, in a process of its own, which ONNX's C++ may end.
 
 ONNX Runtime folds the arithmetic of shapes, and two runs on random inputs give the types and shapes of all values.
+
+`python -m fractune.features.parts.cutting PARENT_PID ORDER FOLDER`: ORDER is JSON with `model`, `shapes` and `refused`;
+the stages are written to FOLDER/stages.json, or a one-line error to FOLDER/error.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -12,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fractune_core.errors import BadModel, first_line
 from fractune_core.files.staged import MOST_PARTS, Stages, Step, Tensor, part_entry
+from fractune_core.host.parent_death import die_with_parent
 from fractune_core.operators import RefusedNode
 
 if TYPE_CHECKING:
@@ -383,3 +389,24 @@ def _infos(tensors: Sequence[Tensor]) -> list[onnx.ValueInfoProto]:
         onnx.helper.make_tensor_value_info(each.name, kind, each.shape)
         for each, kind in zip(tensors, kinds, strict=True)
     ]
+
+
+STAGES, ERROR = "stages.json", "error"
+
+
+def main() -> None:
+    parent_pid, order, folder_name = sys.argv[1:]
+    die_with_parent(int(parent_pid))
+    given, folder = json.loads(order), Path(folder_name)
+    refused = [RefusedNode(each["name"], each["output"], tuple(each["operators"])) for each in given["refused"]]
+    try:
+        stages = cut(Path(given["model"]), given["shapes"], refused, folder)
+        (folder / STAGES).write_text(json.dumps(stages.to_json()), encoding="utf-8")
+    except BadModel as error:
+        (folder / ERROR).write_text(str(error), encoding="utf-8")
+    except Exception as error:  # noqa: BLE001  ONNX raises several unrelated types at a graph that it cannot read
+        (folder / ERROR).write_text(f"{Path(given['model']).name}: {first_line(error)}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

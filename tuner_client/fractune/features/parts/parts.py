@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fractune.features.parts.cut_child import ERROR, STAGES
-from fractune.features.parts.cutting import part_name
+from fractune.features.parts.cutting import ERROR, STAGES, part_name
 from fractune.local.stack import own_env
 from fractune_core.errors import BadModel, shortened
 from fractune_core.files.bundles import Bundle
@@ -28,7 +27,7 @@ from fractune_core.operators import RefusedNode, refused_node
 from fractune_core.shares import Share
 
 _NEEDED = ("onnx", "onnxruntime")
-_CHILD = "fractune.features.parts.cut_child"
+_CHILD = "fractune.features.parts.cutting"
 _CUT_TIMEOUT_S = 600.0
 _MOST_CHARACTERS = 200
 """of what a process said last"""

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from fractune.dashboard.views import fitting
-from fractune.features.fit.of_job import fit_of_job
+from fractune.features.fit.fit import fit_of_job
 from fractune_core.codec.messages import to_proto
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import record

@@ -9,8 +9,7 @@ import re
 import pytest
 
 from fractune.dashboard.views.page import Cell, moment
-from fractune.features.matrix.cross_table import model_table
-from fractune.features.matrix.table import cell_text
+from fractune.features.matrix.cross_table import cell_text, model_table
 from fractune.server.job_status import job_status
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import ServerUnreachable

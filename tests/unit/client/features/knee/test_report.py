@@ -12,14 +12,17 @@ from rich.console import Console
 from fractune.features.knee.report import (
     KneeReport,
     at_load_knee,
+    draw_knee,
     drawn_units,
     fastest_knee,
+    knee_json,
+    knee_lines,
     knee_report,
+    knee_table,
     limit_latencies,
     limits_table,
     split_limits,
 )
-from fractune.features.knee.table import draw_knee, knee_json, knee_lines, knee_table
 from fractune.features.matrix.cross_table import model_table
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.shares import units_text

@@ -17,8 +17,8 @@ from tvm.s_tir import meta_schedule as ms
 from fractune.cli import main
 from fractune.features.log import code
 from fractune.features.log.code import decisions_text
-from fractune.features.log.files import CSV_COLUMNS, csv_row, read_jsonl, write_csv
 from fractune.features.log.jsondatabase import RECORDS, WORKLOADS, read_jsondatabase, write_jsondatabase
+from fractune.features.log.log import CSV_COLUMNS, csv_row, read_jsonl, write_csv
 from fractune.features.log.match import MatchResult
 from fractune.text.output_files import as_cell, check_writable, replacing
 from fractune_core.codec.messages import from_proto, to_proto

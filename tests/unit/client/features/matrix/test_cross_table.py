@@ -7,8 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from fractune.features.matrix.cross_table import Cell, CrossTable, model_table, operator_table, sentences, signed
-from fractune.features.matrix.table import cell_text, cross_text, draw_table, rows, table_json
+from fractune.features.matrix.cross_table import (
+    Cell,
+    CrossTable,
+    cell_text,
+    cross_text,
+    draw_table,
+    model_table,
+    operator_table,
+    rows,
+    sentences,
+    signed,
+    table_json,
+)
 from fractune.server.job_status import job_status, operator_records
 from fractune.text.figure import check_picture
 from fractune_core.analysis.slowdown_ci import Slowdown

@@ -14,9 +14,8 @@ import fractune
 from fractune.cli import main
 from fractune.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune.features.pair import pair as sharing
-from fractune.features.pair.arrangement import Arrangement
 from fractune.features.pair.result import pairs_table
-from fractune.features.pair.run import Program
+from fractune.features.pair.run import Arrangement, Program
 from fractune_core.analysis.co_location import RoundTimes
 from tests.support.client_samples import DEVICE, bundle_bytes
 from tests.support.processes.scripted_server import ScriptedServer

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from fractune.features.pair.arrangement import Arrangement, arrange
 from fractune.features.pair.child import AlternationLock, Loops, bubble
-from fractune.features.pair.run import CoLocation
+from fractune.features.pair.run import Arrangement, CoLocation, arrange
 from fractune_core.errors import BadRequest, FractuneError, ShareUnavailable
 from tests.support.processes.redis_process import wait_until
 

@@ -10,8 +10,7 @@ import pytest
 
 import fractune
 from fractune.features.pair.result import pairs_table
-from fractune.features.plan.of_jobs import JobDemand, PlannedDevice, plan_of_jobs
-from fractune.features.plan.plan import PlanResult
+from fractune.features.plan.plan import JobDemand, PlannedDevice, PlanResult, plan_of_jobs
 from fractune.features.plan.slowdowns import slowdowns_table, with_slowdowns
 from fractune.server.job_status import JobStatus, job_status
 from fractune_core.analysis.model_times import INTERLEAVED, SAME_UNITS, MeasuredPair

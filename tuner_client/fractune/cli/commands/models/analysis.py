@@ -17,11 +17,9 @@ from fractune.features.client import Client
 from fractune.features.fit.fit import DEFAULT_STEP, FitResult
 from fractune.features.fit.fit import fit as fit_model
 from fractune.features.knee.knee import knee as model_knee
-from fractune.features.knee.report import limit_json
-from fractune.features.knee.table import knee_json
-from fractune.features.matrix.cross_table import CrossTable
+from fractune.features.knee.report import knee_json, limit_json
+from fractune.features.matrix.cross_table import COLUMNS, CrossTable, rows, table_json
 from fractune.features.matrix.matrix import matrix as model_matrix
-from fractune.features.matrix.table import COLUMNS, rows, table_json
 from fractune.features.noise import noise as measure_noise
 from fractune.features.pair.pair import DEFAULT_ROUNDS, PairResult
 from fractune.features.pair.pair import pair as measure_pair
