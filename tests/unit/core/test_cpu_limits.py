@@ -113,12 +113,6 @@ def test_kernels_of_a_limit_are_measured_at_the_whole_cores_that_it_spans(text: 
     assert with_kernel_shares([text]) == tuple(dict.fromkeys([*cores, text]))
 
 
-def test_a_list_of_shares_has_the_whole_cores_of_its_limits_once() -> None:
-    given = ("cpu:1500m", "cpu:4", "cpu:2", "cpu:500m")
-    assert with_kernel_shares(given) == ("cpu:1", "cpu:2", "cpu:1500m", "cpu:4", "cpu:500m")
-    assert with_kernel_shares(with_kernel_shares(given)) == with_kernel_shares(given)
-
-
 @pytest.mark.parametrize("text", ["cpu:1500m", "cpu:500m..1500m@2"])
 def test_models_are_tuned_for_a_limit_and_no_kernel_is_measured_under_it(text: str) -> None:
     JobSpec(model="models/1", model_name="net", shares=("cpu:1", text)).check()

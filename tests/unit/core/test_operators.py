@@ -40,10 +40,6 @@ def test_workloads_are_parted_as_they_were_joined(graphs: dict[str, Any]) -> Non
     assert next(iter(parted_workloads(text))) == DIRECT
 
 
-def test_the_order_of_implementations_does_not_count() -> None:
-    assert joined_workloads({DIRECT: GRAPH, WINOGRAD2: {}}) == joined_workloads({WINOGRAD2: {}, DIRECT: GRAPH})
-
-
 def test_an_operator_is_named_by_all_of_its_text() -> None:
     text = joined_workloads({DIRECT: GRAPH})
     name = workload_hash(text)
@@ -73,10 +69,6 @@ def test_a_text_is_taken_apart_as_it_was_put_together(name: str) -> None:
 @pytest.mark.parametrize("text", [UNTUNED, TRACE, "not a trace: [", "no:colon", ":[]"])
 def test_what_names_no_implementation_is_of_the_direct_one(text: str) -> None:
     assert (implementation_of(text), trace_of(text)) == (DIRECT, text)
-
-
-def test_the_untuned_default_is_the_direct_one() -> None:
-    assert text_of(DIRECT, UNTUNED) == UNTUNED
 
 
 def test_which_of_them_round_otherwise() -> None:

@@ -11,8 +11,6 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fractune_core.analysis.slowdown_ci import Slowdown
 from fractune_core.fleet.messages import trial_of
@@ -83,13 +81,6 @@ def test_what_chose_is_not_reported() -> None:
     assert policy.undivided() == TimingPolicy("validation", warmups=1, repeats=3, min_repeat_ms=10.0)
 
 
-def test_in_a_record_of_before_the_same_repeats_chose_and_are_reported() -> None:
-    data = validation("trace", 1, 0.0, run_secs=(1.0, 2.0, 4.0)).to_json()
-    del data["policy"]["choosing"]
-    record = TuningRecord.from_json(data)
-    assert (record.choosing_s, record.median_s, record.reported_secs) == (2.0, 2.0, (1.0, 2.0, 4.0))
-
-
 def test_the_trial_of_a_candidate_that_is_validated_at_once_has_the_repeats_that_choose() -> None:
     policy = replace(VALIDATION_POLICY, repeats=3, choosing=1)
     validated = replace(validation("trace", 2, 0.25), run_secs=(4.0, 1.0, 2.0), policy=policy)
@@ -98,14 +89,6 @@ def test_the_trial_of_a_candidate_that_is_validated_at_once_has_the_repeats_that
     assert (trial.kind, trial.reported_secs, trial.policy.repeats) == (Kind.TRIAL, (4.0,), 1)
     assert trial.record_id == record_id(work.round.id, validated.candidate_id, validated.share)
     assert validated.reported_secs == (1.0, 2.0)
-
-
-@given(st.lists(st.text(), min_size=3, max_size=3, unique=True))
-def test_names_tell_candidates_and_measurements_apart(parts: list[str]) -> None:
-    first, second, third = parts
-    assert candidate_id(first, "k", third) != candidate_id(second, "k", third)
-    assert candidate_id("w", "k", first) == candidate_id("w", "k", first)
-    assert record_id(first, "c", "cpu:1") != record_id(first, "c", "cpu:2")
 
 
 @pytest.mark.parametrize("part", ["device", "granted", "policy", "disturbance", "status"])

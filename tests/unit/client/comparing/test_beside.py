@@ -331,13 +331,6 @@ def test_a_bundle_against_itself_agrees_and_is_timed_in_pairs(small: Any) -> Non
     assert found.new.reason
 
 
-def test_models_that_are_loaded_and_inputs_of_ones_own(small: Any) -> None:
-    model = fractune.load(small.bundle, share="cpu:1")
-    inputs = {name: np.zeros_like(array) for name, array in model.random_inputs().items()}
-    found = fractune.compare(model, model, inputs=inputs, repeats=6)
-    assert found.max_abs_difference == 0.0
-
-
 @pytest.mark.parametrize(
     ("median", "low", "high", "tolerance", "is_slower"),
     [

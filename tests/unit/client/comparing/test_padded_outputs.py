@@ -206,8 +206,8 @@ def test_an_axis_without_smaller_sizes_is_left_out() -> None:
     assert list(gaps([{"batch": 1, "length": 1}, {"batch": 1, "length": 3}], 1)) == [("length", 2)]
 
 
-@pytest.mark.parametrize("guess", [1, 2, 30, 60])
-@pytest.mark.parametrize("largest", [1, 2, 40, 63])
+@pytest.mark.parametrize("guess", [1, 30, 60])
+@pytest.mark.parametrize("largest", [1, 40, 63])
 def test_the_largest_size_is_found_below_the_guess(largest: int, guess: int) -> None:
     asked: list[int] = []
 

@@ -22,6 +22,8 @@ from tests.support.translators import MERGED as MERGED_FILE
 from tests.support.translators import write_translator
 from tests.unit.client.cli.commands.models.test_inspect import saved
 
+pytestmark = pytest.mark.usefixtures("examined_here")
+
 ENCODER: dict[str, list[int | str | None]] = {"input_ids": ["batch_size", "encoder_sequence_length"]}
 MEL: dict[str, list[int | str | None]] = {"input_features": ["batch_size", "feature_size", "encoder_sequence_length"]}
 DECODER: dict[str, list[int | str | None]] = {
@@ -74,6 +76,7 @@ def test_a_speech_recogniser_has_the_steps_of_its_configuration(tmp_path: Path) 
     }
 
 
+@pytest.mark.usefixtures("apart")
 def test_a_language_model_of_genai_is_tuned_by_the_name_of_its_folder(
     tmp_path: Path, server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,6 @@
 """Sizes of what an ONNX file leaves open: one small model for each reason that a file can give, and hostile files."""
 
 import contextlib
-import json
 import math
 import subprocess
 import tracemalloc
@@ -16,10 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fractune
 from fractune.errors import BadModel
-from fractune.models import graph_shapes, inspection, open_sizes, sizes_child
+from fractune.models import graph_shapes, open_sizes, sizes_child
 from fractune.models.inspection import Inspection, OpenSizes
 from fractune.models.open_sizes import settled
-from fractune_core.codec.plain_json import checked
 from fractune_core.files import onnx_file
 from fractune_core.files.onnx_file import read_interface, read_outline
 
@@ -27,25 +25,7 @@ Dims = Sequence[int | str | None] | None
 IMAGE = ("batch", 3, "height", "width")
 TEXT = ("batch", "sequence")
 DEFAULT = 17
-ANSWER = open_sizes._answer
-
-
-@pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph is examined in a process of its own, as for users."""
-    monkeypatch.setattr(open_sizes, "_answer", ANSWER)
-
-
-def answered_here(order: bytes) -> Any:
-    head, _, data = order.partition(b"\n")
-    return checked(open_sizes._Answer, sizes_child.examined(json.loads(head), data))
-
-
-@pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph is examined in this process, which takes a tenth of the time."""
-    monkeypatch.setattr(open_sizes, "_answer", answered_here)
-    monkeypatch.setattr(inspection, "how_imported", lambda names: [""] * len(names))
+pytestmark = pytest.mark.usefixtures("examined_here")
 
 
 def weight(name: str, *shape: int) -> Any:

@@ -10,10 +10,14 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import fractune
+from fractune.local.programs import how_imported
+from fractune.models import inspection
 from fractune.models.open_sizes import settled
 from fractune_core.errors import BadRequest
 from fractune_core.model_inputs import as_shapes, each_shape
 from tests.support.decoders import shapes_of, write_decoder, write_plain_decoder
+
+pytestmark = pytest.mark.usefixtures("examined_here")
 
 SIZES: dict[str, int | list[int]] = {"past": [16, 64], "s": [1, 8], "b": 1}
 
@@ -88,7 +92,8 @@ def test_the_mask_of_a_cache_of_all_rows_has_as_many(tmp_path: Path) -> None:
     assert "--size b=1 --size s=1,64 --size past=256,1024 --shares" in found.command
 
 
-def test_inspect_says_what_the_graph_is_made_of(tmp_path: Path) -> None:
+def test_inspect_says_what_the_graph_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "how_imported", how_imported)
     path = write_plain_decoder(tmp_path / "m.onnx", weights_beside=True)
     model = onnx.load(path, load_external_data=False)
     branch = helper.make_graph([helper.make_node("Erf", ["logits"], ["e"])], "b", [], [])

@@ -22,23 +22,13 @@ from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import only_line, write_model
 from tests.support.processes.scripted_server import ScriptedServer
 
-# In a process of its own: this one must stay without TVM's compiler.
-_WRITES_AN_IR_MODULE = """
-import tvm
-from fractune.models.source import model_file
-module = tvm.IRModule({})
-with model_file(module) as path:
-    assert path.suffix == ".json"
-    tvm.ir.assert_structural_equal(tvm.ir.load_json(path.read_text()), module)
-"""
 
-
-@pytest.mark.parametrize("kind", [str, Path])
-def test_a_path_is_taken_as_it_is(tmp_path: Path, kind: type) -> None:
+def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(b"a model")
-    with model_file(kind(path)) as found:
-        assert found == path
+    for given in (path, str(path)):
+        with model_file(given) as found:
+            assert found == path
 
 
 def test_an_onnx_model_becomes_a_file_while_it_is_needed(tmp_path: Path) -> None:
@@ -47,10 +37,6 @@ def test_an_onnx_model_becomes_a_file_while_it_is_needed(tmp_path: Path) -> None
         assert path.name == "model.onnx"
         assert onnx.load(path) == model
     assert not path.parent.exists()
-
-
-def test_a_tvm_module_becomes_json() -> None:
-    subprocess.run([sys.executable, "-c", _WRITES_AN_IR_MODULE], check=True, cwd=REPOSITORY)
 
 
 def test_a_program_of_torch_is_known_by_its_type_and_saved_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,8 +187,12 @@ import json, sys
 from pathlib import Path
 import tvm
 from fractune.models.script_child import module_json
+from fractune.models.source import model_file
 from fractune_core.errors import BadModel
-said = {}
+module, said = tvm.IRModule({}), {}
+with model_file(module) as path:
+    assert path.suffix == ".json"
+    tvm.ir.assert_structural_equal(tvm.ir.load_json(path.read_text()), module)
 for path in map(Path, sys.argv[1:]):
     try:
         said[path.stem] = str(tvm.ir.load_json(module_json(path))["main"].params)
@@ -253,7 +243,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_scripts_become_one_module_or_one_line(tmp_path: Path) -> None:
+def test_a_tvm_module_becomes_json_and_scripts_one_module_or_one_line(tmp_path: Path) -> None:
     paths = [tmp_path / f"{name}.py" for name in SCRIPTS]
     for path in paths:
         path.write_text(SCRIPTS[path.stem])
@@ -307,18 +297,7 @@ def test_a_script_is_known_by_its_name_or_by_its_words(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_every_command_that_takes_a_model_refuses_a_script(
-    words: list[str], script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FRACTUNE_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("FRACTUNE_SERVER", "127.0.0.1:1")  # no server listens there, and no request is sent
-    assert main([word.format(script) for word in words]) == 3
-    assert only_line(capsys.readouterr().err) == f"fractune: net.py: {REFUSAL}"
-
-
-@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_every_command_that_takes_a_model_can_be_allowed_to_run_one(
+def test_every_command_that_takes_a_model_refuses_a_script_and_can_be_allowed_to_run_it(
     words: list[str], script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The conversion is stood in for: what it is given is enough."""
@@ -332,6 +311,8 @@ def test_every_command_that_takes_a_model_can_be_allowed_to_run_one(
     monkeypatch.setattr("fractune.models.source.json_of_script", refuse)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FRACTUNE_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("FRACTUNE_SERVER", "127.0.0.1:1")
-    code = main([*(word.format(script) for word in words), "--run-script"])
-    assert (code, asked) == (3, [script]), capsys.readouterr().err
+    monkeypatch.setenv("FRACTUNE_SERVER", "127.0.0.1:1")  # no server listens there, and no request is sent
+    command = [word.format(script) for word in words]
+    assert (main(command), asked) == (3, [])
+    assert only_line(capsys.readouterr().err) == f"fractune: net.py: {REFUSAL}"
+    assert (main([*command, "--run-script"]), asked) == (3, [script]), capsys.readouterr().err

@@ -125,24 +125,11 @@ def test_makespan_and_completion_are_what_a_simulation_comes_to(
 
 
 @given(SECS, SECS, FACTOR, FACTOR)
-def test_together_is_done_sooner_just_where_stp_is_above_one(t_a: float, t_b: float, r_ab: float, r_ba: float) -> None:
-    assume(abs(r_ab * r_ba - (r_ab + r_ba)) > 1e-6)
-    sooner = makespan_s(t_a, t_b, r_ab, r_ba) < t_a + t_b
-    assert sooner == (r_ab * r_ba < r_ab + r_ba) == (stp(r_ab, r_ba) > 1.0)
-
-
-@given(SECS, SECS, FACTOR, FACTOR)
 def test_the_mean_is_sooner_just_where_the_rule_says(t_a: float, t_b: float, r_ab: float, r_ba: float) -> None:
     assume(t_a <= t_b and r_ab * t_a <= r_ba * t_b)
     rule = r_ab * (2.0 - 1.0 / r_ba)
     assume(abs(rule - 2.0) > 1e-6)
     assert (sum(ends_together_s(t_a, t_b, r_ab, r_ba)) < sum(ends_apart_s(t_a, t_b))) == (rule < 2.0)
-
-
-@given(SECS, SECS, FACTOR, FACTOR)
-def test_which_is_called_a_does_not_matter(t_a: float, t_b: float, r_ab: float, r_ba: float) -> None:
-    there = ends_together_s(t_a, t_b, r_ab, r_ba)
-    assert tuple(reversed(ends_together_s(t_b, t_a, r_ba, r_ab))) == pytest.approx(there)
 
 
 def heavy_tailed(rng: random.Random) -> float:
@@ -154,7 +141,7 @@ def normal(rng: random.Random) -> float:
 
 
 @pytest.mark.parametrize("noise", [normal, heavy_tailed])
-@pytest.mark.parametrize("count", [7, 9, 11])
+@pytest.mark.parametrize("count", [7, 11])
 def test_intervals_of_interference_and_stp_cover(count: int, noise: Noise) -> None:
     """The true i is 1.2; the true STP is the median over very many rounds."""
     rng = random.Random(0)
@@ -246,12 +233,6 @@ def test_what_no_measurement_gives_is_refused(changes: dict[str, Any], says: str
 
 
 TIMES = st.lists(st.floats(1e-7, 10.0), min_size=1, max_size=6)
-
-
-@given(TIMES, st.floats(1e-3, 1e3))
-def test_a_unit_of_time_at_one_share_changes_no_order(times: list[float], factor: float) -> None:
-    scaled = joint_time_s([times[0] * factor, *times[1:]])
-    assert scaled == pytest.approx(joint_time_s(times) * factor ** (1 / len(times)))
 
 
 @given(TIMES, st.sampled_from([0.0, math.inf]))

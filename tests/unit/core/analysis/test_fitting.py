@@ -48,18 +48,6 @@ def test_each_alternative_keeps_the_goal_and_a_step_less_does_not() -> None:
     assert found == sorted(found, key=lambda each: each.limit.quota_m)
 
 
-@pytest.mark.usefixtures("roughly")
-def test_the_search_finds_the_same_each_time() -> None:
-    goal = replace(GOAL, rate_per_s=10, p99_s=0.08, cores=1)
-    assert fit(MINILM, goal) == fit(MINILM, goal)
-
-
-@pytest.mark.usefixtures("roughly")
-def test_a_looser_goal_needs_less() -> None:
-    limits = [fit(MINILM[:1], replace(GOAL, p99_s=p99_s))[0].limit.quota_m for p99_s in (0.045, 0.3)]
-    assert limits[0] > limits[1]
-
-
 @pytest.mark.long
 def test_the_step_and_the_margin() -> None:
     goal = Goal(rate_per_s=10, p99_s=0.08, cores=2)

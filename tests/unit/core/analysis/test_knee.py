@@ -29,12 +29,6 @@ def test_times_in_another_unit_give_the_same_curve(points: dict[int, float], uni
     assert scaled.secs_at(units) == pytest.approx(fit_curve(points).secs_at(units) * factor, rel=0.02)
 
 
-@given(POINTS.flatmap(lambda points: st.permutations(list(points.items()))), st.integers(1, 80))
-def test_the_order_of_the_points_is_nothing(rows: list[tuple[int, float]], units: int) -> None:
-    assert fit_curve(dict(rows)) == fit_curve(dict(sorted(rows)))
-    assert fit_curve(dict(rows)).secs_at(units) == fit_curve(dict(sorted(rows))).secs_at(units)
-
-
 @given(POINTS, st.lists(st.floats(0, 1), min_size=2, max_size=2).map(sorted))
 def test_less_slack_never_means_a_smaller_share(points: dict[int, float], slacks: list[float]) -> None:
     strict, lenient = (find_knee(fit_curve(points), 64, slack) for slack in slacks)

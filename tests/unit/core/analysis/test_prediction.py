@@ -44,14 +44,6 @@ def test_percentiles_of_a_loop() -> None:
     assert found.stopped == pytest.approx(0.75, rel=0.01)
 
 
-def test_a_load_is_a_part_of_the_capacity() -> None:
-    limit = CpuLimit(1000)
-    rate_per_s = 0.5 * capacity_per_s(ONE_THREAD, limit)
-    found = predict(ONE_THREAD, limit, rate_per_s=rate_per_s)
-    assert found.per_s == pytest.approx(rate_per_s, rel=0.05)
-    assert 0.018 <= found.p50_s < found.p95_s < found.p99_s
-
-
 def test_the_capacity_is_bound_by_the_limit_or_by_the_replicas() -> None:
     assert capacity_per_s(ONE_THREAD, CpuLimit(500)) == pytest.approx(0.5 / 0.018)
     assert capacity_per_s(ONE_THREAD, CpuLimit(1500)) == pytest.approx(1 / 0.018)
@@ -129,18 +121,14 @@ def test_numbers_that_are_not_positive_are_refused(wrong: dict[str, float]) -> N
 MINILM = (Service(1, (0.0184,), 0.0184), Service(2, (0.0096,), 0.0192, spin_s=0.0005))
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3])
-@pytest.mark.parametrize("quota_m", [500, 1000, 1500, 2500])
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("quota_m", [500, 1500, 2500])
 @pytest.mark.parametrize("service", [*MINILM, Service(2, (0.0005,), 0.001), Service(4, (0.1,), 0.4)])
 def test_the_formula_gives_the_rate_of_the_simulated_loop(service: Service, quota_m: int, replicas: int) -> None:
     limit = CpuLimit(quota_m)
     if predictable(service, limit, replicas):
         simulated_per_s = predict(service, limit, replicas=replicas).per_s
         assert loop_per_s(service, limit, replicas) == pytest.approx(simulated_per_s, rel=0.02)
-
-
-def test_a_loop_that_no_quota_stops_has_the_models_own_rate() -> None:
-    assert loop_per_s(MINILM[0], CpuLimit(1500)) == pytest.approx(1 / 0.0184)
 
 
 @pytest.mark.parametrize(("quota_m", "by_p99", "in_a_loop"), [(500, 2, 1), (1000, 2, 1), (1500, 2, 2)])
@@ -247,14 +235,6 @@ def test_a_burst_keeps_what_was_not_used() -> None:
         for burst_us in (0, 50_000)
     )
     assert burst[3960] < 0.7 * plain[3960]
-
-
-def test_the_seed_decides_everything() -> None:
-    service = Service(1, (0.017, 0.018, 0.019), 0.018)
-    arrivals = poisson(20.0, 500, random.Random(1))
-    first, same, other = (serve(service, CpuLimit(500), 1, 500, arrivals, seed) for seed in (1, 1, 2))
-    assert first == same
-    assert first != other
 
 
 @given(

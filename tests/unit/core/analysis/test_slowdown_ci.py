@@ -30,16 +30,6 @@ def test_a_difference_beyond_the_noise_is_no_tie() -> None:
     assert found.margin == pytest.approx((found.high - found.low) / 2)
 
 
-def test_a_difference_inside_the_noise_is_a_tie() -> None:
-    assert slowdown(noisy(1.01, 0.2, 1), noisy(1.0, 0.2, 2), interleaved=False).is_tie
-
-
-def test_faster_beyond_the_noise_is_no_tie_either() -> None:
-    found = slowdown(noisy(0.8, 0.02, 1), noisy(1.0, 0.02, 2), interleaved=True)
-    assert found.high < 0.0
-    assert not found.is_tie
-
-
 def test_what_slows_both_in_a_turn_cancels_out() -> None:
     weather = noisy(1.0, 0.5, 3)
     mine, best = [1.05 * secs for secs in weather], weather
@@ -84,14 +74,14 @@ def drifting(rng: random.Random, part: float) -> float:
 
 
 @pytest.mark.parametrize("noise", [normal, heavy_tailed, drifting])
-@pytest.mark.parametrize("repeats", [7, 9, 11, 15])
+@pytest.mark.parametrize("repeats", [7, 11])
 def test_intervals_of_pairs_cover(repeats: int, noise: Noise) -> None:
     """A percentile bootstrap covers 87 % with 7 pairs."""
     assert 0.94 <= coverage(repeats, noise, interleaved=True) <= 0.99
 
 
 @pytest.mark.parametrize("noise", [normal, heavy_tailed])
-@pytest.mark.parametrize("repeats", [5, 9, 15])
+@pytest.mark.parametrize("repeats", [5, 15])
 def test_intervals_of_separate_timings_cover(repeats: int, noise: Noise) -> None:
     assert 0.94 <= coverage(repeats, noise, interleaved=False) <= 0.99
 
@@ -154,13 +144,6 @@ def test_ties_end_early_and_so_do_clear_differences() -> None:
     assert len(ended([0.9, 1.1] * 6, 0.95)) == 6
     assert len(ended([1.1] * 11, 0.95)) == 6
     assert len(ended([1.1] * 11, 1 - 0.05 / 3)) == 9
-
-
-@given(secs=SECS, interleaved=st.booleans())
-def test_against_itself_nothing_is_lost(*, secs: list[float], interleaved: bool) -> None:
-    found = slowdown(secs, secs, interleaved=interleaved)
-    assert found.median == 0.0
-    assert found.is_tie
 
 
 @given(mine=SECS, best=SECS, factor=st.floats(0.1, 10), interleaved=st.booleans())

@@ -16,7 +16,6 @@ from fractune_core.codec.plain_json import checked, read_json
 from fractune_core.errors import BadRequest
 from fractune_core.jobs import JobOptions, JobSpec
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.records import TuningRecord
 from tests.support.samples import DISTURBANCE, validation
 
 
@@ -77,10 +76,6 @@ def test_what_is_needed_must_be_there() -> None:
     for name in GOOD:
         with pytest.raises(ValueError, match=f"missing required field `{name}`"):
             checked(Outer, {key: value for key, value in GOOD.items() if key != name})
-
-
-def test_a_record_as_it_is_written_has_the_shape_of_one() -> None:
-    checked(TuningRecord, validation("[]", 2, 1e-3, disturbance=DISTURBANCE).to_json())
 
 
 def test_a_record_is_written_as_json_reads_it() -> None:

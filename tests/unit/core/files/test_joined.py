@@ -10,7 +10,7 @@ import pytest
 
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.buckets import Buckets, OpenAxes, Padding, open_axes
-from fractune_core.files.bundles import FORMAT, JOINED_FORMAT, WEIGHTS, Bundle
+from fractune_core.files.bundles import JOINED_FORMAT, WEIGHTS, Bundle
 from fractune_core.files.joined import join_bundles
 from fractune_core.files.sealed import MANIFEST, write_archive
 from tests.support.client_samples import bundle_bytes
@@ -108,10 +108,6 @@ def test_the_weights_are_in_memory_once(tmp_path: Path) -> None:
 
 def test_the_same_bundles_make_the_same_file() -> None:
     assert joined(one_of(SMALL, FIRST), one_of(LARGE, FIRST)) == joined(one_of(SMALL, FIRST), one_of(LARGE, FIRST))
-
-
-def test_a_plain_bundle_keeps_its_format() -> None:
-    assert Bundle(bundle_bytes()).manifest["format"] == FORMAT
 
 
 @pytest.mark.parametrize(
@@ -226,11 +222,6 @@ def bucketed(*lengths: int, **changes: Any) -> Bundle:
     if changes:
         Bundle(plain.getvalue()).copy_to(file, buckets={**buckets.to_json(), **changes})
     return Bundle((file if changes else plain).getvalue())
-
-
-def test_buckets_are_read_as_they_were_written() -> None:
-    held = Buckets.from_json(bucketed(8, 16).manifest["buckets"])
-    assert (held.padding, held.pad) == (PADDING, {"ids": 1})
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,6 @@ def test_version_2_of_cgroups(tmp_path: Path, tree: dict[str, str], cores: float
     assert cpu_quota(a_host(tmp_path, **tree)) == cores
 
 
-def test_a_system_without_cgroups(tmp_path: Path) -> None:
-    assert cpu_quota(tmp_path) is None
-
-
 @pytest.mark.parametrize(("quota_us", "cores"), [("250000", 2.5), ("-1", None), ("rubbish", None)])
 def test_version_1_of_cgroups(tmp_path: Path, quota_us: str, cores: float | None) -> None:
     root = a_host(tmp_path, cgroup="4:cpu,cpuacct:/box\n5:memory:/box\n0::/", mount=V1_MOUNT)
@@ -174,11 +170,6 @@ def test_a_move_to_another_cgroup_is_followed(tmp_path: Path) -> None:
     assert moved != before
     (root / _PODS / "two/cpu.max").write_text("70000 100000\n")
     assert limits.read() != moved
-
-
-def test_limits_of_a_system_without_cgroups(tmp_path: Path) -> None:
-    limits = LimitFiles(tmp_path)
-    assert limits.read() == limits.read()
 
 
 def test_a_forked_child_opens_files_of_its_own(tmp_path: Path) -> None:

@@ -181,18 +181,6 @@ def test_the_search_goes_on_when_a_roof_is_found_too_low() -> None:
 
 
 @given(
-    parts=st.dictionaries(st.sampled_from(SHARES), st.floats(0.01, 3.0)),
-    trials=st.integers(0, 20),
-)
-def test_only_a_roof_that_is_known_at_every_share_ends_a_search(parts: dict[str, float], trials: int) -> None:
-    made = plan("a", trials=trials, secs=1.0)
-    made.set_attainable(parts)
-    known = trials > 0 and len(parts) == len(SHARES)
-    assert made.near_roof == (known and all(0.9 <= part <= 1.3 for part in parts.values()))
-    assert made.near_roof or next_round([made], Budget(100, 0, 8), trials) is not None
-
-
-@given(
     budget_trials=st.integers(1, 500),
     counts=st.lists(st.tuples(st.integers(0, 100), st.booleans(), st.booleans()), min_size=1, max_size=20),
 )
@@ -356,12 +344,3 @@ def test_trials_go_where_the_time_inside_the_model_is_largest() -> None:
     alone.set_attainable(dict.fromkeys(SHARES, 0.95))
     inside.set_attainable(dict.fromkeys(SHARES, 0.3))
     assert math.isclose(allocation.left_to_gain([alone, inside]), 1.2 / 2.2 * inside.most_gain)
-
-
-def test_trials_go_where_the_roof_leaves_most_to_gain() -> None:
-    near, far = plan("near", 1, 8, secs=1.0), plan("far", 1, 8, secs=0.5)
-    near.set_attainable(dict.fromkeys(SHARES, 0.8))
-    far.set_attainable(dict.fromkeys(SHARES, 0.1))
-    found = next_round([near, far], Budget(32, 0, 8), 16)
-    assert found is not None
-    assert found[0] is far

@@ -104,11 +104,6 @@ def test_a_doubtful_record_is_refused_by_name(changes: dict[str, Any], complaint
         check_record(record)
 
 
-def test_a_good_record_passes() -> None:
-    check_record(validation('["x"]', 1, 1.0))
-    check_record(validation('["x"]', 1, 1.0, disturbance=DISTURBANCE, attempts=2))
-
-
 def test_records_and_jobs_there_and_back() -> None:
     record = validation("a", 1, 0.5, record_id="r1", max_error=None, clock_mhz=3, versions={"tvm": "1"})
     assert from_proto(TuningRecord, to_proto(record, pb.Record)) == record
@@ -243,14 +238,6 @@ def test_a_part_that_goes_on_becomes_the_file(tmp_path: Path) -> None:
                 part.finish(tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == FILE
     assert parts.kept("a") == {}
-
-
-def test_who_begins_again_leaves_nothing_of_before(tmp_path: Path) -> None:
-    parts = UploadParts(tmp_path)
-    leave(parts, "a", SHA256, 500)
-    with parts.open("a", SHA256, offset=0, size=SIZE) as part:
-        part.write(FILE[:10])
-    assert parts.received("a", SHA256) == 10
 
 
 def test_old_parts_go_and_new_ones_stay(tmp_path: Path) -> None:

@@ -58,10 +58,6 @@ def test_the_smallest_limit_without_a_burst_is_the_best(fitted: FitResult) -> No
     assert repr(found) == f"FitResult(minilm.onnx: {best.name}, of {len(found.alternatives)} alternatives)"
 
 
-def test_numbers_mean_requests_a_second_and_seconds(fitted: FitResult) -> None:
-    assert fractune.fit("minilm.onnx", 18, 0.05, progress=False) == fitted
-
-
 def test_texts_and_the_step_reach_the_search(monkeypatch: pytest.MonkeyPatch, fitted: FitResult) -> None:
     monkeypatch.setattr(fitting, "fit_services", lambda *_: fitted.alternatives)
     found = fractune.fit("minilm.onnx", "600/min", "0.04s", share_steps="10m", progress=False)
@@ -254,14 +250,6 @@ def test_an_onnx_file_runs_with_1_2_4_and_8_threads(calls: list[Any], tmp_path: 
     assert found.others_cores == {1: 0.3, 2: 0.3, 4: 0.3, 8: 0.3}
     assert found.services[1] == Service(2, (0.01,), 0.01, (0.02,))
     assert lines == ["timing m.onnx in ONNX Runtime without a limit, with 1, 2, 4, 8 threads"]
-
-
-def test_an_onnx_file_runs_in_openvino_where_that_is_requested(calls: list[Any], tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
-    path.write_bytes(b"onnx")
-    found = measure(path, {}, lambda _: None, OPENVINO)
-    ((_, _, arguments),) = calls
-    assert (arguments["runtime"], found.runtime) == ("openvino", OPENVINO)
 
 
 def test_a_bundle_runs_with_its_variants_as_far_as_there_are_cores(calls: list[Any], tmp_path: Path) -> None:

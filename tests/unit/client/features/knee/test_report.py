@@ -25,7 +25,6 @@ from fractune.features.knee.report import (
 )
 from fractune.features.matrix.cross_table import model_table
 from fractune_core.errors import BadRequest, StateUnusable
-from fractune_core.shares import units_text
 from tests.support.client_results import tuned_job
 
 Measured = dict[str, tuple[int, Sequence[float]]]
@@ -64,10 +63,6 @@ def test_a_report_refuses_what_it_cannot_use() -> None:
         report(measured={})
     with pytest.raises(BadRequest, match="has 132"):
         report(measured={"mps:100": (144, [1.0])})
-
-
-def test_units_are_written_as_people_do() -> None:
-    assert [units_text(1, "core"), units_text(2, "core"), units_text(132, "sm")] == ["1 core", "2 cores", "132 SMs"]
 
 
 def test_large_devices_are_drawn_at_some_units() -> None:

@@ -142,11 +142,6 @@ def test_a_loss_beyond_the_noise_at_any_share_has_its_figure() -> None:
     assert " lose at most " in sentences(table)[-1]
 
 
-def test_the_fastest_variant_everywhere_has_no_loss_to_report() -> None:
-    cells = {"cpu:1": {"cpu:1": cell(1e-3), "cpu:2": cell(2e-3)}, "robust": {"cpu:1": cell(9e-4), "cpu:2": cell(1e-3)}}
-    assert sentences(CrossTable("m", 1, SHARES, cells))[-1].endswith("the noise at any of these shares")
-
-
 def test_among_variants_that_lose_nothing_the_robust_one_is_named() -> None:
     cells = {
         "cpu:1": {"cpu:1": cell(1e-3), "cpu:2": cell(2e-3)},

@@ -14,6 +14,8 @@ from fractune.cli import main
 from fractune.errors import BadModel
 from tests.support.processes.scripted_server import ScriptedServer
 
+pytestmark = pytest.mark.usefixtures("examined_here")
+
 LINE = "fractune: input 'ids' has open sizes ([batch, sequence]); fix them, such as with --size batch=1 --size "
 TUNE = ["--shares", "cpu:1,cpu:2", "--detach"]
 
@@ -48,6 +50,7 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch, answers: str) -> Terminal:
     return screen
 
 
+@pytest.mark.usefixtures("apart")
 def test_inspect_prints_a_table_and_a_command_that_works(
     encoder: Path, server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,13 +108,6 @@ def test_verbose_prints_what_show_prints_later(
     assert capsys.readouterr().out.splitlines()[-2:] == ["queued", "jobs/j1 is queued"]
 
 
-def test_quiet_prints_only_the_result(server: ScriptedServer, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tune(server, model, "--quiet") == 0
-    said = capsys.readouterr().out
-    assert "jobs/j1: " not in said
-    assert "bundle: " in said
-
-
 def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> None:
     options = ["--trials", "9", "--minutes", "1.5", "--round", "4", "--seed", "7", "--target", "llvm"]
     options += ["--only", "conv", "--input", "x=1,3,8,8", "--input", "a=b=2", "--priority", "high", "--quiet"]
