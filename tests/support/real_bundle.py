@@ -77,10 +77,11 @@ def compile_model(
     **changes: Any,
 ) -> Path:
     """A bundle with the variants `tuned`, which have the `traces` but are not tuned, and untuned; `inputs` are shapes
-    of open inputs.
+    of open inputs. LLVM does not optimize its code.
     """
     from fractune_workers.children.compiling.child import compile_bundle
     from fractune_workers.children.tvm_api.target import host_device
+    from tests.support.unoptimized import without_optimization
 
     shares = {f"cpu:{n}": GrantedShare(f"cpu:{n}", n, 2, "core", 1 << 30, reserved=False) for n in (1, 2)}
     manifest = {
@@ -91,7 +92,8 @@ def compile_model(
     }
     variants = [{"name": name, "traces": dict(traces or {})} for name in tuned]
     variants.append({"name": "untuned", "traces": {}})
-    compile_bundle(str(model), dict(inputs or {}), target, variants, manifest, [], str(out))
+    with without_optimization():
+        compile_bundle(str(model), dict(inputs or {}), target, variants, manifest, [], str(out))
     return out
 
 

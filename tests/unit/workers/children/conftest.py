@@ -2,12 +2,14 @@
 
 import inspect
 import sys
+from collections.abc import Iterator
 from types import FrameType
 
 import pytest
 
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
 from fractune_workers.children.tvm_api.keep_out import keep_shape_inference_out
+from tests.support.unoptimized import without_optimization
 
 _MOST_FRAMES = 8
 
@@ -31,3 +33,10 @@ pytest.MonkeyPatch().setattr(inspect, "stack", _nearest_frames)
 @pytest.fixture(scope="session", autouse=True)
 def _no_gpu_intrinsics() -> None:
     keep_out_gpu_intrinsics()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_optimization() -> Iterator[None]:
+    """LLVM does not optimize the kernels that these tests make and run once."""
+    with without_optimization():
+        yield

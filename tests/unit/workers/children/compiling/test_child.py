@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,19 +198,19 @@ def entries(bundle: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-@pytest.fixture
-def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_file, "APART_FROM_BYTES", 1)
-    for module in (model_file, scratch_tensors):
-        monkeypatch.setattr(module, "LEAST_BYTES", 4096)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """A decoder, and the entries of its bundle."""
+    model = write_decoder(tmp_path_factory.mktemp("whole") / "decoder.onnx")
+    return model, entries(compile_decoder(model, 8, 1))
 
 
 def test_the_bundle_of_a_large_model_is_that_of_a_small_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    whole: tuple[Path, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = write_decoder(tmp_path / "decoder.onnx")
-    whole = entries(compile_decoder(model, 8, 1))
-    request.getfixturevalue("small_limit")
+    monkeypatch.setattr(model_file, "APART_FROM_BYTES", 1)
+    for module in (model_file, scratch_tensors):
+        monkeypatch.setattr(module, "LEAST_BYTES", 4096)
     parsed, to_array = list[int](), onnx.numpy_helper.to_array
 
     def noted(tensor: onnx.TensorProto) -> object:
@@ -217,18 +218,21 @@ def test_the_bundle_of_a_large_model_is_that_of_a_small_one(
         return to_array(tensor)
 
     monkeypatch.setattr("onnx.numpy_helper.to_array", noted)
-    (tmp_path / "other").mkdir()
-    other = model.rename(tmp_path / "other" / model.name)
-    apart = entries(compile_decoder(other, 8, 1))
+    apart = entries(compile_decoder(copied(whole[0], tmp_path), 8, 1))
     assert max(parsed) < 4096
     assert {name: each for name, each in apart.items() if name != "manifest.json"} == {
-        name: each for name, each in whole.items() if name != "manifest.json"
+        name: each for name, each in whole[1].items() if name != "manifest.json"
     }
 
 
-def test_the_bundle_of_a_model_that_is_not_small_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = write_decoder(tmp_path / "decoder.onnx")
-    whole, model_size = entries(compile_decoder(model, 8, 1)), model.stat().st_size
+def copied(model: Path, folder: Path) -> Path:
+    return Path(shutil.copy(model, folder / model.name))
+
+
+def test_the_bundle_of_a_model_that_is_not_small_is_the_same(
+    whole: tuple[Path, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = copied(whole[0], tmp_path)
     monkeypatch.setattr(model_file, "_OUTLINED_FROM_BYTES", 1)
     monkeypatch.setattr(model_file, "LEAST_BYTES", 4096)
     monkeypatch.setattr(onnx_model, "_IN_MEMORY_BYTES", 1)
@@ -250,11 +254,9 @@ def test_the_bundle_of_a_model_that_is_not_small_is_the_same(tmp_path: Path, mon
 
     read_file = model_file._read
     monkeypatch.setattr(model_file, "_read", read)
-    (tmp_path / "other").mkdir()
-    other = model.rename(tmp_path / "other" / model.name)
-    assert entries(compile_decoder(other, 8, 1)) == whole
+    assert entries(compile_decoder(model, 8, 1)) == whole[1]
     assert kept[0] > 4096, "most bytes of the file are not held beside protobuf's"
-    assert slimmed[0] < model_size / 2, "weights of products are not copied by slimming"
+    assert slimmed[0] < model.stat().st_size / 2, "weights of products are not copied by slimming"
     gc.collect()
     left = [each for each in gc.get_objects() if isinstance(each, onnx.TensorProto) and len(each.raw_data) > 4096]
     assert not left, "a part of a message holds its whole memory"
