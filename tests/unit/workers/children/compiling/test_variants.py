@@ -186,8 +186,8 @@ SHARED = 5
 """operators that all models have"""
 CANDIDATES = 2
 PAIRS = list(permutations(range(len(MODELS)), 2))
-EACH_ONCE = [(0, 5), (6, 3), (2, 7), (4, 1)]
-"""each model in one pair, from both halves, which clamp otherwise"""
+QUICK = [(0, 5), (6, 3)]
+"""of any number of operators before, from both halves, which clamp otherwise"""
 
 
 @cache
@@ -211,7 +211,7 @@ def tuned(number: int) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [pair if pair in EACH_ONCE else pytest.param(*pair, marks=pytest.mark.long) for pair in PAIRS]
+    ("one", "other"), [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.long) for pair in PAIRS]
 )
 def test_a_trace_makes_the_same_schedule_in_both_models(one: int, other: int) -> None:
     for name, traces in tuned(one).items():

@@ -341,25 +341,27 @@ def test_a_squeezed_image_stays_in_blocks() -> None:
     assert "relax.squeeze" not in names
 
 
-@pytest.mark.parametrize("shape", [(1, 8), (6, 5), (2, 3, 8)])
 @pytest.mark.parametrize("columns", [8, 10, 66])
-def test_products_with_a_constant_compute_in_blocks(shape: tuple[int, ...], columns: int) -> None:
-    def body(net: Network, x: Any) -> Any:
-        product = net.emit(op.matmul(x, net.weight(shape[-1], columns)))
-        return net.emit(op.nn.relu(net.emit(op.add(product, net.weight(columns)))))
+def test_products_with_a_constant_compute_in_blocks(columns: int) -> None:
+    def body(net: Network, *given: Any) -> Any:
+        products = [net.emit(op.matmul(x, net.weight(int(x.ty.shape[-1]), columns))) for x in given]
+        return relax.Tuple([net.emit(op.nn.relu(net.emit(op.add(x, net.weight(columns))))) for x in products])
 
-    names = check(network([shape], body))
-    assert "matmul" in names
-    assert transforms(names) == (columns % LANES > 0)
+    names = check(network([(1, 8), (6, 5), (2, 3, 8)], body))
+    assert sum(name.startswith("matmul") for name in names) == 3
+    assert transforms(names) == 3 * (columns % LANES > 0)
 
 
-@pytest.mark.parametrize("batch", [(), (3,), (1, 2)])
 @pytest.mark.parametrize("columns", [8, 7])
-def test_products_of_two_inputs_pack_the_right_one(batch: tuple[int, ...], columns: int) -> None:
-    mod = network([(*batch, 9, 6), (*batch, 6, columns)], lambda net, x, y: net.emit(op.matmul(x, y)))
-    names = check(mod)
-    assert names[:2] == ["pack", "matmul"]
-    assert transforms(names) == (columns % LANES > 0)
+def test_products_of_two_inputs_pack_the_right_one(columns: int) -> None:
+    def body(net: Network, *given: Any) -> Any:
+        return relax.Tuple([net.emit(op.matmul(*pair)) for pair in zip(given[::2], given[1::2], strict=True)])
+
+    shapes = [(*batch, *sides) for batch in ((), (3,), (1, 2)) for sides in ((9, 6), (6, columns))]
+    names = check(network(shapes, body))
+    kinds = [name.rstrip("0123456789") for name in names if name.startswith(("pack", "matmul"))]
+    assert kinds == ["pack", "matmul"] * 3
+    assert transforms(names) == 3 * (columns % LANES > 0)
 
 
 @pytest.mark.parametrize("shape", [(7, 8), (1, 3, 16, 4)])
@@ -430,12 +432,12 @@ def test_ingest_and_compile_see_the_same_operators(mcpu: str) -> None:
     assert lanes == {"x86-64": 4, "x86-64-v3": 8, "skylake-avx512": 16}[mcpu]
 
 
-@pytest.mark.parametrize("shape", [(2, 5, 8), (1, 5, 8), (8,), (1, 1, 1), (2, 5, 1), (1, 1, 8)])
-def test_a_computed_operand_that_is_repeated_keeps_the_blocks(shape: tuple[int, ...]) -> None:
-    def body(net: Network, x: Any, y: Any) -> Any:
-        product = net.emit(op.matmul(x, net.weight(6, 8)))
-        return net.emit(op.nn.relu(net.emit(op.add(product, y))))
+def test_a_computed_operand_that_is_repeated_keeps_the_blocks() -> None:
+    def body(net: Network, x: Any, *others: Any) -> Any:
+        sums = [net.emit(op.add(net.emit(op.matmul(x, net.weight(6, 8))), other)) for other in others]
+        return relax.Tuple([net.emit(op.nn.relu(each)) for each in sums])
 
-    names = check(network([(2, 5, 6), shape], body))
+    shapes = [(2, 5, 8), (1, 5, 8), (8,), (1, 1, 1), (2, 5, 1), (1, 1, 8)]
+    names = check(network([(2, 5, 6), *shapes], body))
     assert transforms(names) == 0
-    assert names[-3:] == ["relax.add", "relax.nn.relu", "relax.reshape"]
+    assert [names.count(name) for name in ("relax.add", "relax.nn.relu")] == [len(shapes)] * 2

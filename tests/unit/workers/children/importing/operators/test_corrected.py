@@ -152,14 +152,16 @@ CONSTANTS: list[tuple[str, Array, dict[str, Array], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("operator", "x", "constants", "attributes"), CONSTANTS)
-def test_numbers_with_constants(
-    operator: str, x: Array, constants: dict[str, Array], attributes: dict[str, Any]
-) -> None:
-    model = onnx_model([helper.make_node(operator, ["x", *constants], ["y"], **attributes)], {"x": x}, constants)
-    (ours,), (theirs,) = run_imported(model, {"x": x}), run_by_onnxruntime(model, {"x": x})
-    assert ours.dtype == theirs.dtype
-    np.testing.assert_array_equal(ours, theirs)
+def test_numbers_with_constants() -> None:
+    cases = []
+    for operator, x, constants, attributes in CONSTANTS:
+        node = helper.make_node(operator, ["x", *constants], ["y"], **attributes)
+        cases.append((onnx_model([node], {"x": x}, constants), {"x": x}))
+    model, given = together(cases)
+    found, expected = run_imported(model, given), run_by_onnxruntime(model, given)
+    for case, ours, theirs in zip(CONSTANTS, found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs, str(case))
 
 
 EXTREMES = np.array([np.finfo(np.float32).max, np.inf, -np.inf, -np.finfo(np.float32).max, -0.0, 1], np.float32)
@@ -174,11 +176,12 @@ SATURATED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("operator", "attributes"), SATURATED)
-def test_extremes_as_by_onnxruntime(operator: str, attributes: dict[str, Any]) -> None:
-    model = onnx_model([helper.make_node(operator, ["x"], ["y"], **attributes)], {"x": EXTREMES})
-    (ours,), (theirs,) = run_imported(model, {"x": EXTREMES}), run_by_onnxruntime(model, {"x": EXTREMES})
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+def test_extremes_as_by_onnxruntime() -> None:
+    nodes = [helper.make_node(operator, ["x"], [operator], **attributes) for operator, attributes in SATURATED]
+    model = onnx_model(nodes, {"x": EXTREMES}, outputs=[operator for operator, _ in SATURATED])
+    found, expected = run_imported(model, {"x": EXTREMES}), run_by_onnxruntime(model, {"x": EXTREMES})
+    for (operator, _), ours, theirs in zip(SATURATED, found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, err_msg=operator)
 
 
 def _softplus(x: Array) -> Array:
@@ -193,24 +196,22 @@ PRECISE: dict[str, Callable[[Array], Array]] = {
 }
 
 
-@pytest.mark.parametrize("operator", PRECISE)
-def test_small_results_keep_their_digits(operator: str) -> None:
-    model = onnx_model([helper.make_node(operator, ["x"], ["y"])], {"x": SMALL}, opset=22)
-    expected = PRECISE[operator](SMALL.astype(np.float64))
-    np.testing.assert_allclose(run_imported(model, {"x": SMALL})[0], expected, rtol=2e-6)
+def test_small_results_keep_their_digits() -> None:
+    nodes = [helper.make_node(operator, ["x"], [operator]) for operator in PRECISE]
+    model = onnx_model(nodes, {"x": SMALL}, opset=22, outputs=[*PRECISE])
+    for operator, ours in zip(PRECISE, run_imported(model, {"x": SMALL}), strict=True):
+        np.testing.assert_allclose(ours, PRECISE[operator](SMALL.astype(np.float64)), rtol=2e-6, err_msg=operator)
 
 
-@pytest.mark.parametrize(
-    ("operator", "expected"),
-    [("Atan", [0.4636, np.nan, -np.pi / 2]), ("IsInf", [0, 0, 1]), ("IsNaN", [0, 1, 0]), ("Sign", [1, np.nan, -1])],
-)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_operators_without_a_kernel_of_half_precision(operator: str, expected: list[float], dtype: Any) -> None:
+def test_operators_without_a_kernel_of_half_precision(dtype: Any) -> None:
     x = np.array([0.5, np.nan, -np.inf], dtype)
-    model = onnx_model([helper.make_node(operator, ["x"], ["y"])], {"x": x}, opset=22)
-    (ours,) = run_imported(model, {"x": x})
-    assert ours.dtype == (bool if operator.startswith("Is") else dtype)
-    np.testing.assert_allclose(ours.astype(np.float32), expected, rtol=2.0**-7)
+    wanted = {"Atan": [0.4636, np.nan, -np.pi / 2], "IsInf": [0, 0, 1], "IsNaN": [0, 1, 0], "Sign": [1, np.nan, -1]}
+    nodes = [helper.make_node(operator, ["x"], [operator]) for operator in wanted]
+    model = onnx_model(nodes, {"x": x}, opset=22, outputs=[*wanted])
+    for (operator, expected), ours in zip(wanted.items(), run_imported(model, {"x": x}), strict=True):
+        assert ours.dtype == (bool if operator.startswith("Is") else dtype)
+        np.testing.assert_allclose(ours.astype(np.float32), expected, rtol=2.0**-7, err_msg=operator)
 
 
 def test_the_upper_limit_of_a_clip_wins() -> None:
@@ -259,20 +260,22 @@ BOXES = np.array([[[0, 0, 1, 1], [0, 0, 1, 2], [0, 0, 1, 1], [5, 5, 6, 6]]], np.
 """Boxes 0 and 1 overlap by 0.5, boxes 0 and 2 are alike, box 3 is apart."""
 SCORES = np.array([[[0.9, 0.8, 0.7, -0.1]]], np.float32)
 MOST, HALF, POSITIVE = np.array([4]), np.array([0.5], np.float32), np.array([0], np.float32)
-SUPPRESSED: list[tuple[dict[str, Array], list[int]]] = [
-    ({"m": MOST}, [0, 3]),
-    ({"m": MOST, "iou": HALF}, [0, 1, 3]),
-    ({"m": MOST, "iou": HALF, "score": POSITIVE}, [0, 1]),
-]
+SUPPRESSED = [(["m"], [0, 3]), (["m", "iou"], [0, 1, 3]), (["m", "iou", "score"], [0, 1])]
 
 
-@pytest.mark.parametrize(("thresholds", "kept"), SUPPRESSED)
-def test_boxes_are_dropped_above_the_threshold(thresholds: dict[str, Array], kept: list[int]) -> None:
-    node = helper.make_node("NonMaxSuppression", ["boxes", "scores", *thresholds], ["y"])
+def test_boxes_are_dropped_above_the_threshold() -> None:
     given = {"boxes": BOXES, "scores": SCORES}
-    model = onnx_model([node], given, thresholds)
-    assert run_imported(model, given)[0].tolist() == [[0, 0, index] for index in kept]
-    np.testing.assert_array_equal(run_by_onnxruntime(model, given)[0][:, 2], kept)
+    nodes = [
+        helper.make_node("NonMaxSuppression", [*given, *thresholds], [f"y{len(thresholds)}"])
+        for thresholds, _ in SUPPRESSED
+    ]
+    weights = {"m": MOST, "iou": HALF, "score": POSITIVE}
+    model = onnx_model(nodes, given, weights, outputs=[node.output[0] for node in nodes])
+    for (_, kept), ours, theirs in zip(
+        SUPPRESSED, run_imported(model, given), run_by_onnxruntime(model, given), strict=True
+    ):
+        assert ours.tolist() == [[0, 0, index] for index in kept]
+        np.testing.assert_array_equal(theirs[:, 2], kept)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fractune_workers.children.recurrent.recurrence import Recurrence
 from fractune_workers.children.recurrent.tilings import tiling_for
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from fractune_workers.children.tvm_api.target import missing_features
-from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported
+from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported, together
 
 Array = npt.NDArray[Any]
 AVX2 = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
@@ -66,27 +66,25 @@ def model_of(values: dict[str, Array]) -> onnx.ModelProto:
     return onnx_model([node], given, {name: each for name, each in values.items() if name not in INPUTS}, opset=17)
 
 
+VALUES = {
+    "one scale": operands(8),
+    "scales of columns": operands(21, directions=2, columns=True),
+    "a zero point": operands(16, directions=2, zero=3),
+    "sums in parts": operands(300, dtype="uint8", zero=100, columns=True),
+    "sums in parts of int8": operands(530),
+}
+
+
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(
-    "values",
-    [
-        operands(8),
-        operands(21, directions=2, columns=True),
-        operands(16, directions=2, zero=3),
-        operands(300, dtype="uint8", zero=100, columns=True),
-        operands(530),
-    ],
-    ids=["one scale", "scales of columns", "a zero point", "sums in parts", "sums in parts of int8"],
-)
-def test_the_numbers_of_onnx_runtime(tmp_path: Path, values: dict[str, Array], target: tvm.target.Target) -> None:
+def test_the_numbers_of_onnx_runtime(tmp_path: Path, target: tvm.target.Target) -> None:
     if missing := missing_features(target):
         pytest.skip(f"this processor lacks {', '.join(missing)}")
-    model = model_of(values)
-    given = {name: values[name] for name in INPUTS}
+    cases = [(model_of(values), {name: values[name] for name in INPUTS}) for values in VALUES.values()]
+    model, given = together(cases)
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     expected = run_by_onnxruntime(tmp_path / "model.onnx", given)
-    for ours, theirs in zip(run_imported(model, given, target), expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+    for output, ours, theirs in zip(model.graph.output, run_imported(model, given, target), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6, err_msg=output.name)
 
 
 def test_all_rows_of_a_step_have_one_range_as_on_one_thread_of_onnx_runtime() -> None:

@@ -16,7 +16,7 @@ from fractune_workers.children.layouts.kernels.direct import Window
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, may_have_others, order
 from fractune_workers.children.layouts.kernels.packing import pack_winograd
 from fractune_workers.children.rewriting.simplifying.simplify import simplify
-from tests.support.unoptimized import run_kernel
+from tests.support.unoptimized import outputs_of, run_kernel
 from tests.unit.workers.children.layouts.networks import Array, Network, calls, inputs_of, network, outputs
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
@@ -34,9 +34,9 @@ def of_image(shape: tuple[int, ...], out_channels: int, padding: Any, body: Call
     return network([shape], convolved)
 
 
-def in_float64(mod: tvm.IRModule, image: Array) -> Any:
-    """What the one convolution of `mod` gives, by its definition."""
-    call = mod["main"].body.blocks[0].bindings[0].value
+def in_float64(mod: tvm.IRModule, image: Array, number: int = 0) -> Any:
+    """What a convolution of `mod` gives, by its definition."""
+    call = mod["main"].body.blocks[0].bindings[number].value
     weight = call.args[1].value.numpy().astype(np.float64)
     top, left, bottom, right = (int(side) for side in call.attrs.padding)
     padded = np.pad(image.astype(np.float64), ((0, 0), (0, 0), (top, bottom), (left, right)))
@@ -44,30 +44,33 @@ def in_float64(mod: tvm.IRModule, image: Array) -> Any:
     return np.einsum("ncyxrs,kcrs->nkyx", patches, weight, optimize=True)
 
 
+IMAGES: dict[str, tuple[tuple[int, ...], int, Any]] = {
+    "14 x 14": ((1, 16, 14, 14), 16, 1),
+    "13 x 13": ((1, 16, 13, 13), 16, 1),
+    "27 x 27": ((1, 8, 27, 27), 8, 1),
+    "7 x 7": ((1, 64, 7, 7), 64, 1),
+    "without padding": ((1, 8, 9, 9), 8, 0),
+    "one pixel": ((1, 8, 3, 3), 8, 0),
+    "one pixel, padded": ((1, 8, 1, 1), 8, 1),
+    "unevenly padded": ((1, 8, 5, 11), 8, (0, 1, 2, 0)),
+    "channels filled up": ((1, 7, 6, 6), 13, 1),
+    "a batch of two": ((2, 8, 6, 6), 8, 1),
+}
+"""shape, channels out, padding"""
+
+
 @pytest.mark.parametrize("name", BOUNDS)
-@pytest.mark.parametrize(
-    ("shape", "out_channels", "padding"),
-    [
-        pytest.param((1, 16, 14, 14), 16, 1, id="14 x 14"),
-        pytest.param((1, 16, 13, 13), 16, 1, id="13 x 13"),
-        pytest.param((1, 8, 27, 27), 8, 1, id="27 x 27"),
-        pytest.param((1, 64, 7, 7), 64, 1, id="7 x 7"),
-        pytest.param((1, 8, 9, 9), 8, 0, id="without padding"),
-        pytest.param((1, 8, 3, 3), 8, 0, id="one pixel"),
-        pytest.param((1, 8, 1, 1), 8, 1, id="one pixel, padded"),
-        pytest.param((1, 8, 5, 11), 8, (0, 1, 2, 0), id="unevenly padded"),
-        pytest.param((1, 7, 6, 6), 13, 1, id="channels filled up"),
-        pytest.param((2, 8, 6, 6), 8, 1, id="a batch of two"),
-    ],
-)
-def test_it_computes_the_convolution_within_its_bound(
-    name: str, shape: tuple[int, ...], out_channels: int, padding: Any
-) -> None:
-    mod = of_image(shape, out_channels, padding)
+def test_it_computes_the_convolution_within_its_bound(name: str) -> None:
+    def body(net: Network, *images: Any) -> Any:
+        made = zip(images, IMAGES.values(), strict=True)
+        return relax.Tuple([net.conv(x, channels, padding=padding) for x, (_, channels, padding) in made])
+
+    mod = network([shape for shape, *_ in IMAGES.values()], body)
     given = inputs_of(mod)
-    expected = in_float64(mod, given[0])
-    found = outputs(planned(simplify(mod), TARGET, name), TARGET, given)
-    assert np.abs(found - expected).max() <= BOUNDS[name] * np.abs(expected).max()
+    found = outputs_of(planned(simplify(mod), TARGET, name), TARGET, *given)
+    for number, (case, image, ours) in enumerate(zip(IMAGES, given, found, strict=True)):
+        expected = in_float64(mod, image, number)
+        assert np.abs(ours - expected).max() <= BOUNDS[name] * np.abs(expected).max(), case
 
 
 @pytest.mark.parametrize("name", ["", *BOUNDS])
