@@ -206,7 +206,12 @@ def test_small_results_keep_their_digits() -> None:
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_operators_without_a_kernel_of_half_precision(dtype: Any) -> None:
     x = np.array([0.5, np.nan, -np.inf], dtype)
-    wanted = {"Atan": [0.4636, np.nan, -np.pi / 2], "IsInf": [0, 0, 1], "IsNaN": [0, 1, 0], "Sign": [1, np.nan, -1]}
+    wanted: dict[str, list[float]] = {
+        "Atan": [0.4636, np.nan, -np.pi / 2],
+        "IsInf": [0, 0, 1],
+        "IsNaN": [0, 1, 0],
+        "Sign": [1, np.nan, -1],
+    }
     nodes = [helper.make_node(operator, ["x"], [operator]) for operator in wanted]
     model = onnx_model(nodes, {"x": x}, opset=22, outputs=[*wanted])
     for (operator, expected), ours in zip(wanted.items(), run_imported(model, {"x": x}), strict=True):
