@@ -11,7 +11,7 @@ from typing import Any
 from redis import asyncio as aioredis
 
 from benchmarks.support.simulated_workers import Crash, FleetLife, SimulatedWorker
-from fractune_core.fleet import redis_names
+from fractune_core.fleet import redis_names, redis_state
 from fractune_core.fleet.redis_names import WORKER_TTL_S
 
 _CONNECTING = 20
@@ -74,7 +74,7 @@ class SimulatedFleet:
 
     async def _drop(self, worker: SimulatedWorker) -> None:
         async with worker.redis.pipeline(transaction=False) as pipe:
-            pipe.delete(redis_names.worker_key(worker.name))
+            pipe.delete(redis_state.worker_key(worker.name))
             pipe.srem(redis_names.WORKERS, worker.name)
             await pipe.execute()
 
@@ -94,7 +94,7 @@ class SimulatedFleet:
 def put_entry(pipe: Any, worker: SimulatedWorker) -> None:
     """Queue the commands that show the worker, on a pipeline of either kind of client."""
     pipe.sadd(redis_names.WORKERS, worker.name)
-    pipe.set(redis_names.worker_key(worker.name), worker.entry(), ex=WORKER_TTL_S)
+    pipe.set(redis_state.worker_key(worker.name), worker.entry(), ex=WORKER_TTL_S)
 
 
 async def _put_entries(redis: Any, workers: Sequence[SimulatedWorker]) -> None:

@@ -20,8 +20,8 @@ import redis
 
 from fractune_core.fleet.blobs import put_signed_blob
 from fractune_core.fleet.messages import TargetOperator, Work
-from fractune_core.fleet.redis_names import SERVER_STREAM, artifact_blob, measure_queue, worker_key
-from fractune_core.fleet.redis_state import drop_entry
+from fractune_core.fleet.redis_names import SERVER_STREAM, artifact_blob, measure_queue
+from fractune_core.fleet.redis_state import drop_entry, worker_key
 from fractune_core.records import ArtifactItem, Status, TuningRecord, candidate_id
 from fractune_core.shares import Device
 from fractune_server.transport.live_workers import live_workers

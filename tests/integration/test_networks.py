@@ -10,7 +10,8 @@ import pytest
 import redis
 
 from fractune_core.access import CLIENT_KEEPALIVE, SERVER_KEEPALIVE
-from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, worker_key
+from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM
+from fractune_core.fleet.redis_state import worker_key
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.services.jobs import MAX_WATCHERS
 from fractune_server.transport.work_queues import WorkQueues

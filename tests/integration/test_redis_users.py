@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from fractune_core.fleet import redis_names
+from fractune_core.fleet import redis_names, redis_state
 from fractune_core.fleet.blobs import get_blob, put_blob
 from fractune_core.fleet.redis_state import DONE
 from fractune_core.fleet.redis_users import ROLES, SERVER, USERS, acl_file
@@ -266,9 +266,9 @@ FORBIDDEN_TO_A_MEASURER = [
     ("SET", "rq:suspended", "1"),
     ("SET", redis_names.PROTOCOL_KEY, "1"),
     ("SET", redis_names.GREETING_KEY, "1"),
-    ("SET", redis_names.worker_key("build-1"), "1"),
-    ("GET", redis_names.worker_key("build-1")),
-    ("DEL", redis_names.worker_key("tune-1")),
+    ("SET", redis_state.worker_key("build-1"), "1"),
+    ("GET", redis_state.worker_key("build-1")),
+    ("DEL", redis_state.worker_key("tune-1")),
     ("HSET", "rq:worker:build-1", "state", "idle"),
     ("HGETALL", "rq:worker:build-1"),
     ("ZADD", f"rq:wip:{redis_names.BUILD_QUEUE}", "1", "work1:x"),

@@ -18,7 +18,8 @@ import pytest
 import redis
 
 from fractune.local.embedded_redis import redis_command
-from fractune_core.fleet.redis_names import BUILD_QUEUE, tune_queue, worker_key
+from fractune_core.fleet.redis_names import BUILD_QUEUE, tune_queue
+from fractune_core.fleet.redis_state import worker_key
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Status
 from fractune_server.admin import back_up, restore

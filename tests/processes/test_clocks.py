@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.fleet.redis_names import COMPILE_QUEUE, worker_key
+from fractune_core.fleet.redis_names import COMPILE_QUEUE
+from fractune_core.fleet.redis_state import worker_key
 from fractune_core.fleet.signed_messages import seal_work
 from fractune_core.pb import fractune_pb2 as pb
 from tests.integration.test_server_losses import fresh, measured_once_at_both_shares

@@ -12,8 +12,8 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.fleet.blobs import put_signed_blob
 from fractune_core.fleet.messages import CandidateItem, Work
-from fractune_core.fleet.redis_names import BUILD_QUEUE, measure_queue, worker_key, workload_blob
-from fractune_core.fleet.redis_state import HANDED_BACK, is_marked
+from fractune_core.fleet.redis_names import BUILD_QUEUE, measure_queue, workload_blob
+from fractune_core.fleet.redis_state import HANDED_BACK, is_marked, worker_key
 from fractune_core.fleet.signed_messages import open_work
 from fractune_core.records import UNTUNED, ArtifactItem, candidate_id
 from fractune_server.transport.live_workers import live_workers

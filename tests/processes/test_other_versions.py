@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from fractune_core.fleet.redis_names import COMPILE_QUEUE, PROTOCOL, SERVER_STREAM, worker_key
+from fractune_core.fleet.redis_names import COMPILE_QUEUE, PROTOCOL, SERVER_STREAM
+from fractune_core.fleet.redis_state import worker_key
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.work_queues import WorkQueues
 from tests.integration.test_server_losses import fresh, measured_once_at_both_shares

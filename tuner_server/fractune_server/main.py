@@ -21,16 +21,7 @@ from prometheus_client import ProcessCollector
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from fractune_core import tracing
-from fractune_core.access import (
-    MOST_MESSAGE_BYTES,
-    SERVER_KEEPALIVE,
-    UNIX,
-    TlsFiles,
-    is_local,
-    read_authority,
-    read_pair,
-)
+from fractune_core import access, tracing
 from fractune_core.errors import BadRequest, RedisGone
 from fractune_core.fleet.options import ServerOptions
 from fractune_core.fleet.redis_names import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
@@ -46,16 +37,8 @@ from fractune_server.engine.engine import Engine
 from fractune_server.monitoring.health import Health
 from fractune_server.monitoring.metrics import Endpoint, Metrics, ServerCollector
 from fractune_server.selection.model_match import Matcher
+from fractune_server.services import interceptors
 from fractune_server.services.fleet import FleetService
-from fractune_server.services.interceptors import (
-    AuditedObject,
-    AuditFile,
-    AuditInterceptor,
-    CallCounter,
-    ConcurrencyLimit,
-    ErrorInterceptor,
-    HandlerCache,
-)
 from fractune_server.services.jobs import MAX_WATCHERS, JobFeeds, JobService
 from fractune_server.services.log import LogService
 from fractune_server.services.models import BundleService, ModelService
@@ -68,12 +51,12 @@ from fractune_server.transport.context import CallContext, ServerContext, Tenant
 from fractune_server.transport.work_queues import WorkQueues, mark_cancelled
 
 
-def server_credentials(listen: str, tls: TlsFiles | None, *, insecure: bool) -> grpc.ServerCredentials | None:
+def server_credentials(listen: str, tls: access.TlsFiles | None, *, insecure: bool) -> grpc.ServerCredentials | None:
     """None = plain text. Raises BadRequest for unusable files, and for an address that other machines can reach,
     unless TLS or `insecure` is given.
     """
     if tls is None:
-        if not insecure and not is_local(listen):
+        if not insecure and not access.is_local(listen):
             raise BadRequest(
                 f"address {listen} can be reached from other machines, and calls carry no credentials; listen on "
                 "127.0.0.1, pass --tls-cert and --tls-key (then calls need tokens), or pass --insecure"
@@ -81,20 +64,20 @@ def server_credentials(listen: str, tls: TlsFiles | None, *, insecure: bool) -> 
         return None
     if insecure:
         raise BadRequest("--insecure excludes TLS and tokens; leave out --insecure, or --tls-cert and --tls-key")
-    if listen.startswith(UNIX):
+    if listen.startswith(access.UNIX):
         raise BadRequest(f"TLS is for HOST:PORT, and {listen} is a socket on this machine; leave --tls-cert out")
-    cert, key = read_pair("--tls-cert", tls.cert, "--tls-key", tls.key)
-    authority = read_authority("--client-ca", tls.client_ca) if tls.client_ca else None
+    cert, key = access.read_pair("--tls-cert", tls.cert, "--tls-key", tls.key)
+    authority = access.read_authority("--client-ca", tls.client_ca) if tls.client_ca else None
     return grpc.ssl_server_credentials([(key, cert)], authority, require_client_auth=authority is not None)
 
 
-def metrics_tls(address: str | None, tls: TlsFiles | None, *, insecure: bool) -> ssl.SSLContext | None:
+def metrics_tls(address: str | None, tls: access.TlsFiles | None, *, insecure: bool) -> ssl.SSLContext | None:
     """TLS for the metrics port. None = plain HTTP without credentials: on loopback, or with `insecure`.
 
     `server_credentials` has checked the files in `tls`. Raises BadRequest if other machines can reach the address and
     `tls` is None.
     """
-    if address is None or insecure or is_local(address):
+    if address is None or insecure or access.is_local(address):
         return None
     if tls is None:
         raise BadRequest(
@@ -115,12 +98,12 @@ def bind(server: grpc.Server, listen: str, credentials: grpc.ServerCredentials |
         port = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
     except RuntimeError as error:
         raise BadRequest(f"cannot listen on {listen}: it is in use, or not an address of this machine") from error
-    return listen if listen.startswith(UNIX) else f"{listen.rpartition(':')[0]}:{port}"
+    return listen if listen.startswith(access.UNIX) else f"{listen.rpartition(':')[0]}:{port}"
 
 
 def bind_local(server: grpc.Server, path: Path) -> None:
     """Also serve at a Unix socket that only its user may open. Raises BadRequest."""
-    bind(server, f"{UNIX}{path}", None)
+    bind(server, f"{access.UNIX}{path}", None)
     path.chmod(0o600)
 
 
@@ -172,26 +155,30 @@ def make_server(
     stopping: threading.Event,
     health: health_pb2_grpc.HealthServicer,
     authenticator: Authenticator | None,
-    audit: AuditFile | None = None,
+    audit: interceptors.AuditFile | None = None,
 ) -> grpc.Server:
     """All services on a server that does not listen yet; `authenticator` as for AccessInterceptor. `audit`: None
     = calls are not audited.
     """
     at_once = THREADS + MAX_WATCHERS
-    audited = ([], []) if audit is None else ([AuditInterceptor(audit)], [AuditedObject()])
+    audited = ([], []) if audit is None else ([interceptors.AuditInterceptor(audit)], [interceptors.AuditedObject()])
     server = grpc.server(
         futures.ThreadPoolExecutor(at_once, thread_name_prefix="grpc"),
         interceptors=[
-            HandlerCache(),
-            CallCounter(context.instruments),
+            interceptors.HandlerCache(),
+            interceptors.CallCounter(context.instruments),
             *audited[0],
-            ErrorInterceptor(),
+            interceptors.ErrorInterceptor(),
             AccessInterceptor(authenticator, at_once),
             *audited[1],
-            ConcurrencyLimit(),
+            interceptors.ConcurrencyLimit(),
         ],
         # Two servers must not share a port. Calls beyond the number of threads are refused, not left hanging.
-        options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES), *SERVER_KEEPALIVE],
+        options=[
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", access.MOST_MESSAGE_BYTES),
+            *access.SERVER_KEEPALIVE,
+        ],
         maximum_concurrent_rpcs=at_once,
     )
     calls, feeds = call_context(context), JobFeeds(context.notifier, context.store.jobs.revisions)
@@ -242,7 +229,7 @@ def _serve(
     health = Health(context, engine.silent_s)
     health.servicer.expect(_services())
     authenticator = _authenticator(options, context)
-    audit = None if options.audit is None else AuditFile(options.audit, context.instruments)
+    audit = None if options.audit is None else interceptors.AuditFile(options.audit, context.instruments)
     note_audit(options.state_dir, options.audit)
     server = make_server(context, stopping, health.servicer, authenticator, audit)
     address = bind(server, options.listen, credentials)

@@ -9,7 +9,7 @@ from fractune.cli.options import fleet_secret, redis_address
 from fractune_core.access import TokenText, read_authority, read_pair, read_token_file, without_password
 from fractune_core.errors import BadRequest
 from fractune_core.fleet.redis_state import no_redis
-from fractune_core.named_sizes import MOST_SIZE, NamedSizes
+from fractune_core.model_inputs import MOST_SIZE, NamedSizes
 from fractune_core.shares import parse_shares
 from fractune_server.access.authenticator import ANYBODY, set_caller
 from fractune_server.services.paging import PageTokens

@@ -15,7 +15,7 @@ import redis
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.fleet.options import WorkerOptions
-from fractune_core.fleet.redis_names import worker_key
+from fractune_core.fleet.redis_state import worker_key
 from fractune_core.fleet.signed_messages import open_worker
 from fractune_workers.main import run_worker
 from tests.support.processes.ready_made import ReadyMade

@@ -7,7 +7,7 @@ import pytest
 
 from fractune_core.errors import BadRequest
 from fractune_core.files.onnx_file import Interface, Tensor, shapes_by_name
-from fractune_core.named_sizes import MOST_SIZE, Formula, NamedSizes, each_size
+from fractune_core.model_inputs import MOST_SIZE, Formula, NamedSizes, each_size
 
 TEXT: dict[str, Any] = {"ids": ["batch", "length"], "mask": ["batch", "length"], "table": [7]}
 UNNAMED: dict[str, Any] = {"ids": [1, None], "mask": [1, "?"], "y": [None]}

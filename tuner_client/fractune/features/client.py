@@ -29,8 +29,7 @@ from fractune.text.output_files import new_bundle
 from fractune_core.analysis.model_times import MeasuredPair, RuntimeTime
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.jobs import JobOptions, JobSpec
-from fractune_core.model_inputs import Inputs
-from fractune_core.named_sizes import Sizes
+from fractune_core.model_inputs import Inputs, Sizes
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import share_names
 

@@ -16,8 +16,7 @@ from fractune.models.source import ModelSource
 from fractune.text.output_files import check_writable
 from fractune_core.errors import BadModel, StateUnusable, one_line
 from fractune_core.files.fused import SUFFIX, check_slots, slot_names, write_fused
-from fractune_core.model_inputs import Inputs, as_shapes
-from fractune_core.named_sizes import Sizes
+from fractune_core.model_inputs import Inputs, Sizes, as_shapes
 from fractune_core.names import check_file_name
 
 

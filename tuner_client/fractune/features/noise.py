@@ -30,8 +30,7 @@ from fractune_core.analysis.noise import (
     NoiseAdvice,
 )
 from fractune_core.errors import BadRequest, one_line
-from fractune_core.model_inputs import Inputs, as_shapes
-from fractune_core.named_sizes import Sizes
+from fractune_core.model_inputs import Inputs, Sizes, as_shapes
 from fractune_core.shares import Share, units_text
 
 _COLUMNS = 4

@@ -32,8 +32,7 @@ from fractune_core.codec.messages import from_proto
 from fractune_core.errors import BadRequest, FractuneError, StateUnusable
 from fractune_core.files.packs import MOST_CANDIDATES, SUFFIX, Pack
 from fractune_core.fleet.messages import PastTrial
-from fractune_core.model_inputs import Inputs, as_shapes
-from fractune_core.named_sizes import Sizes
+from fractune_core.model_inputs import Inputs, Sizes, as_shapes
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import Share, share_names, with_kernel_shares

@@ -33,18 +33,23 @@ from fractune_core.files.bundles import is_bundle
 from fractune_core.files.fused import is_fused
 from fractune_core.files.onnx_file import Interface, Tensor, read_interface, read_outline
 from fractune_core.host.sandbox import plain_environment
-from fractune_core.model_inputs import CONSTANT, Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
-from fractune_core.named_sizes import (
+from fractune_core.model_inputs import (
     BATCH_NAME,
+    CONSTANT,
     NAMELESS,
     PAST_NAME,
     Dim,
     Formula,
+    Inputs,
     NamedSizes,
     Place,
+    SeveralShapes,
     Sizes,
+    as_shapes,
     check_size,
+    each_shape,
     each_size,
+    shapes_in,
 )
 
 _CHILD = "fractune.models.sizes_child"

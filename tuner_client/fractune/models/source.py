@@ -20,8 +20,7 @@ from fractune_core.files.input_arrays import LABEL, InputFile
 from fractune_core.files.onnx_file import read_interface
 from fractune_core.files.scripts import REFUSAL, is_script
 from fractune_core.jobs import JobSpec
-from fractune_core.model_inputs import SeveralShapes, as_shapes, constants_in, each_shape, shapes_in
-from fractune_core.named_sizes import Dim
+from fractune_core.model_inputs import Dim, SeveralShapes, as_shapes, constants_in, each_shape, shapes_in
 
 if TYPE_CHECKING:
     import onnx

@@ -12,7 +12,7 @@ from typing import Any
 
 from fractune_core.codec.plain_json import JsonObject
 from fractune_core.errors import BadRequest
-from fractune_core.named_sizes import NamedSizes
+from fractune_core.model_inputs import NamedSizes
 
 BATCH, LENGTH = "batch", "length"
 UNKNOWN = "?"

@@ -15,8 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from fractune_core.errors import BadModel, BadRequest, shortened
-from fractune_core.model_inputs import constants_in, shapes_in
-from fractune_core.named_sizes import Dim, Formula, NamedSizes
+from fractune_core.model_inputs import Dim, Formula, NamedSizes, constants_in, shapes_in
 
 MOST_PARSED_BYTES = 2**31 - 1
 """of a message that protobuf parses: ONNX Runtime, and what else reads a whole model at once, take no larger file"""

@@ -49,10 +49,6 @@ def tuner_stream(instance: str) -> str:
     return f"{PREFIX}results:{instance}"
 
 
-def worker_key(name: str) -> str:
-    return f"{PREFIX}worker:{name}"
-
-
 def blob_key(name: str) -> str:
     return f"{PREFIX}blob:{name}"
 

@@ -15,15 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from fractune_core.access import without_password
 from fractune_core.errors import BadRequest, FractuneError, RedisGone
-from fractune_core.fleet.redis_names import (
-    CLOCK_TOLERANCE_S,
-    MARK_TTL_S,
-    PREFIX,
-    PROTOCOL_KEY,
-    WORKER_TTL_S,
-    WORKERS,
-    worker_key,
-)
+from fractune_core.fleet.redis_names import CLOCK_TOLERANCE_S, MARK_TTL_S, PREFIX, PROTOCOL_KEY, WORKER_TTL_S, WORKERS
 
 CLOCK_LIMIT_S = CLOCK_TOLERANCE_S / 2
 """from Redis's clock; two that are within it are within the tolerance of each other"""
@@ -100,6 +92,10 @@ class FleetFacts(NamedTuple):
     """the server's; None = none has come yet"""
     now_s: float
     """seconds since 1970"""
+
+
+def worker_key(name: str) -> str:
+    return f"{PREFIX}worker:{name}"
 
 
 def put_entry(redis: Any, name: str, entry: str) -> FleetFacts:

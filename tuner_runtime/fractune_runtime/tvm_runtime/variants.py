@@ -19,25 +19,10 @@ from fractune_core.errors import BadBundle, BadRequest, first_line, shortened
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.manifests import MAIN, MAIN_CACHED, MAIN_LAST
 from fractune_core.files.plans import Plan
+from fractune_runtime.tvm_runtime import tensors
 from fractune_runtime.tvm_runtime.arena import Planned, check_parameters, entry_of, read_plan
 from fractune_runtime.tvm_runtime.runtime import CPU, Weights, aligned_bytes, copy_tensor, tvm_function
-from fractune_runtime.tvm_runtime.tensors import (
-    Array,
-    CacheRows,
-    TensorSpec,
-    array_of,
-    as_array,
-    as_arrays,
-    as_tensor,
-    check_tensors,
-    flat,
-    input_specs,
-    numpy_dtype,
-    obstacles,
-    open_arrays,
-    readable,
-    specs_of,
-)
+from fractune_runtime.tvm_runtime.tensors import Array, CacheRows, TensorSpec
 
 _MOST_CHARACTERS = 40
 """of a constant's numbers in a message"""
@@ -47,8 +32,8 @@ class Interface:
     """The specifications of a bundle's manifest."""
 
     def __init__(self, bundle: Bundle) -> None:
-        self.inputs = input_specs(bundle.manifest)
-        self.outputs = specs_of(bundle.manifest["outputs"])
+        self.inputs = tensors.input_specs(bundle.manifest)
+        self.outputs = tensors.specs_of(bundle.manifest["outputs"])
         self._name = bundle.name
         self._constants: Mapping[str, Any] = bundle.manifest.get("constants", {})
 
@@ -82,8 +67,8 @@ def padded(specs: Sequence[TensorSpec], inputs: Mapping[str, Any], pad: Mapping[
     0. Raises BadRequest for inputs of other types, and for those that do not lie in memory of the CPU.
     """
     made = {}
-    for spec, given in zip(specs, open_arrays(specs, inputs), strict=True):
-        whole = array_of(spec)
+    for spec, given in zip(specs, tensors.open_arrays(specs, inputs), strict=True):
+        whole = tensors.array_of(spec)
         whole[...] = pad.get(spec.name, 0)
         whole[tuple(map(slice, given.shape))] = given
         made[spec.name] = whole
@@ -95,7 +80,7 @@ def check_pad(specs: Sequence[TensorSpec], pad: Mapping[str, float]) -> None:
     import numpy as np
 
     for spec in specs:
-        number, dtype = pad.get(spec.name, 0), numpy_dtype(spec.dtype)
+        number, dtype = pad.get(spec.name, 0), tensors.numpy_dtype(spec.dtype)
         try:
             with np.errstate(over="ignore"):
                 held = np.array(number).astype(dtype) if dtype.kind not in "iub" else np.array(number, dtype)
@@ -122,7 +107,7 @@ class Slots:
     def stacked(self, requests: Mapping[int, Mapping[str, Any]]) -> dict[str, Array]:
         """Inputs of all slots, zeros in slots without a request. Raises BadRequest."""
         self._check(requests)
-        given = {slot: as_arrays(self._of_one, inputs) for slot, inputs in requests.items()}
+        given = {slot: tensors.as_arrays(self._of_one, inputs) for slot, inputs in requests.items()}
         return {spec.name: self._stacked(spec, given) for spec in self._specs}
 
     def count(self, requests: int) -> None:
@@ -149,7 +134,7 @@ class Slots:
 
     def _stacked(self, spec: TensorSpec, given: Mapping[int, Mapping[str, Array]]) -> Array:
         shape = [dim for dim in spec.shape if dim is not None]
-        dtype = numpy_dtype(spec.dtype)
+        dtype = tensors.numpy_dtype(spec.dtype)
         whole: Array = aligned_bytes(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
         for slot in range(len(self.names)):
             whole[slot] = given[slot][spec.name] if slot in given else 0
@@ -198,8 +183,8 @@ class BoundMemory:
                 raise BadRequest(f"output {spec} has a shape that depends on the data; it cannot be bound: use run")
         takes = _given("input", inputs, given_inputs, "takes")
         gives = _given("output", outputs, given_outputs, "gives")
-        self.arguments = [as_tensor(spec.name, takes[spec.name]) for spec in inputs]
-        self.results = [as_tensor(spec.name, gives[spec.name]) for spec in outputs]
+        self.arguments = [tensors.as_tensor(spec.name, takes[spec.name]) for spec in inputs]
+        self.results = [tensors.as_tensor(spec.name, gives[spec.name]) for spec in outputs]
         names = [(f"input '{spec.name}'", tensor) for spec, tensor in zip(inputs, self.arguments, strict=True)]
         written = [(f"output '{spec.name}'", tensor) for spec, tensor in zip(outputs, self.results, strict=True)]
         _check_apart(names, written)
@@ -212,17 +197,17 @@ def _given(kind: str, specs: Sequence[TensorSpec], given: Mapping[str, Any] | No
     """An array, or a tensor over memory of another library, for each of `specs`."""
     if not isinstance(given, Mapping | None):
         raise BadRequest(f"bind: {type(given).__name__} is not a mapping; give arrays by name, or none")
-    values = {name: readable(f"{kind} '{name}'", value, None) for name, value in (given or {}).items()}
+    values = {name: tensors.readable(f"{kind} '{name}'", value, None) for name, value in (given or {}).items()}
     named = [spec for spec in specs if spec.name in values]
-    check_tensors(named if len(named) == len(values) else specs, values, verb)
+    tensors.check_tensors(named if len(named) == len(values) else specs, values, verb)
     for name, value in values.items():
-        found = obstacles(value)
+        found = tensors.obstacles(value)
         if found:
             raise BadRequest(
                 f"bind: {kind} '{name}' cannot be used in place: its memory {' and '.join(found)}; leave it out, and "
                 "bind makes an array"
             )
-    return {spec.name: values[spec.name] if spec.name in values else array_of(spec) for spec in specs}
+    return {spec.name: values[spec.name] if spec.name in values else tensors.array_of(spec) for spec in specs}
 
 
 def _check_apart(inputs: Sequence[tuple[str, Any]], outputs: Sequence[tuple[str, Any]]) -> None:
@@ -235,11 +220,11 @@ def _check_apart(inputs: Sequence[tuple[str, Any]], outputs: Sequence[tuple[str,
 
 
 def _bytes(tensor: Any) -> int:
-    return int(as_array(tensor).nbytes)
+    return int(tensors.as_array(tensor).nbytes)
 
 
 def _array(value: Any) -> Array:
-    array: Array = value if hasattr(value, "ctypes") else as_array(value)
+    array: Array = value if hasattr(value, "ctypes") else tensors.as_array(value)
     return array
 
 
@@ -277,10 +262,10 @@ class Called:
         """has TVM's virtual machine call a function before and after each call that it makes; None stops it"""
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
-        return flat(self.main(*arguments, *self.weights))
+        return tensors.flat(self.main(*arguments, *self.weights))
 
     def held(self, arguments: Sequence[Any]) -> list[Array]:
-        return list(map(as_array, self.run(arguments)))
+        return list(map(tensors.as_array, self.run(arguments)))
 
     def bound(self, arguments: Sequence[Any], outputs: Sequence[Any]) -> Callable[..., None]:
         def run(first: int = 0, _token: int = 0) -> None:

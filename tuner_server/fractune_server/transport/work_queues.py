@@ -17,16 +17,9 @@ from rq.queue import EnqueueData
 from rq.serializers import JSONSerializer
 
 from fractune_core import tracing
+from fractune_core.fleet import redis_names
 from fractune_core.fleet.blobs import put_blob, put_signed_blob, renew_blob, renew_signed_blob, unpack
 from fractune_core.fleet.messages import IngestWork, Work
-from fractune_core.fleet.redis_names import (
-    COMPILE_QUEUE,
-    HANDLER,
-    is_of_protocol,
-    model_blob,
-    tune_queue,
-    workload_blob,
-)
 from fractune_core.fleet.redis_state import CANCELLED, DONE, is_marked, mark
 from fractune_core.fleet.signed_messages import Refused, open_work, seal_work
 from fractune_core.tracing import log_fields
@@ -56,7 +49,7 @@ class WorkQueues:
     def _prepare(self, queue: str, work: Work, *, at_front: bool) -> EnqueueData:
         message = seal_work(self._secret, queue, tracing.with_parent(work))
         return Queue.prepare_data(
-            HANDLER, args=(message,), job_id=work.work_id, at_front=at_front, description=work.tenant
+            redis_names.HANDLER, args=(message,), job_id=work.work_id, at_front=at_front, description=work.tenant
         )
 
     def clear(self) -> None:
@@ -71,7 +64,7 @@ class WorkQueues:
                 job = fetch(self.redis, job_id)
                 if job is None:
                     continue
-                if not is_of_protocol(queue.name):
+                if not redis_names.is_of_protocol(queue.name):
                     with log_fields(work=job_id):
                         _log.warning("dropped %s of another version of fractune; it is requested again", job_id)
                     _drop(queue, job)
@@ -91,9 +84,9 @@ class WorkQueues:
 
     def drop_tuners_but(self, alive: Collection[str]) -> None:
         """Drop the queues of all tuner instances but these: no worker will serve them."""
-        keep = {tune_queue(instance) for instance in alive}
+        keep = {redis_names.tune_queue(instance) for instance in alive}
         for queue in self.all():
-            if queue.name.startswith(tune_queue("")) and queue.name not in keep:
+            if queue.name.startswith(redis_names.tune_queue("")) and queue.name not in keep:
                 _remove(queue)
 
     def has(self, work_id: str) -> bool:
@@ -243,19 +236,19 @@ def request_ingest(
         target=key.target,
         isa=isa,
     )
-    queues.enqueue(COMPILE_QUEUE, work)
+    queues.enqueue(redis_names.COMPILE_QUEUE, work)
 
 
 def send_model(connection: Redis, view: TenantView, sha256: str) -> None:
     """Put a model file of the view where workers find it. Raises NotFound."""
-    name = model_blob(view.sight.own, sha256)
+    name = redis_names.model_blob(view.sight.own, sha256)
     if not renew_blob(connection, name):
         put_blob(connection, name, view.files.model(sha256))
 
 
 def send_workload(context: ServerContext, workload_hash: str) -> None:
     """Put a workload where workers find it."""
-    name = workload_blob(workload_hash)
+    name = redis_names.workload_blob(workload_hash)
     if not renew_signed_blob(context.redis, context.secret, name):
         put_signed_blob(context.redis, context.secret, name, context.store.log.workload(workload_hash).encode())
 

@@ -14,7 +14,7 @@ from fractune.cli import main
 from fractune.errors import BadModel, BadRequest
 from fractune.features.tune.job_file import expanded
 from fractune.models.model_folder import read_folder
-from fractune_core.named_sizes import Sizes
+from fractune_core.model_inputs import Sizes
 from tests.support.decoders import write_plain_decoder
 from tests.support.processes.scripted_server import ScriptedServer
 from tests.support.translators import ENCODER as ENCODER_FILE

@@ -144,10 +144,10 @@ def test_marks_are_few_keys_however_many_they_are(connection: redis.Redis) -> No
 def test_a_worker_is_there_until_its_entry_expires_or_is_dropped(connection: redis.Redis) -> None:
     for name in ("a", "b", "c"):
         put_entry(connection, name, f"entry of {name}")
-    assert 0 < connection.ttl(redis_names.worker_key("a")) <= redis_names.WORKER_TTL_S
+    assert 0 < connection.ttl(redis_state.worker_key("a")) <= redis_names.WORKER_TTL_S
     drop_entry(connection, "a")
     assert read_entries(connection) == {"b": b"entry of b", "c": b"entry of c"}
-    connection.delete(redis_names.worker_key("b"))  # as it expires
+    connection.delete(redis_state.worker_key("b"))  # as it expires
     assert read_entries(connection) == {"c": b"entry of c"}
     assert connection.smembers(redis_names.WORKERS) == {b"c"}, "a name is not asked for again for ever"
     put_entry(connection, "b", "entry of b")

@@ -23,8 +23,7 @@ from fractune_core.analysis.limit_fitting import fit as fit_services
 from fractune_core.cpu_limits import service_of_time
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.files.bundles import SUFFIX, is_bundle
-from fractune_core.model_inputs import Inputs, as_shapes
-from fractune_core.named_sizes import Sizes
+from fractune_core.model_inputs import Inputs, Sizes, as_shapes
 from fractune_core.shares import Share
 
 

@@ -16,8 +16,7 @@ from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.jobs import JobSpec, LogOptions
-from fractune_core.model_inputs import Inputs
-from fractune_core.named_sizes import Sizes
+from fractune_core.model_inputs import Inputs, Sizes
 from fractune_core.shares import with_kernel_shares
 
 

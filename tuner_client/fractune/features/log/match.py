@@ -21,8 +21,7 @@ from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.messages import from_lists, from_proto
 from fractune_core.cpu_limits import threads_text
 from fractune_core.errors import BadRequest
-from fractune_core.model_inputs import Inputs, as_shapes
-from fractune_core.named_sizes import Sizes
+from fractune_core.model_inputs import Inputs, Sizes, as_shapes
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.served import LOAD_TEXT, ServiceGoal

@@ -17,8 +17,7 @@ from fractune.text.rendering import Table
 from fractune_core.codec.messages import from_lists
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobSpec, LogOptions
-from fractune_core.model_inputs import Inputs
-from fractune_core.named_sizes import Sizes
+from fractune_core.model_inputs import Inputs, Sizes
 from fractune_core.pb import fractune_pb2 as pb
 
 

@@ -29,8 +29,7 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import MODEL
 from fractune_core.files.new_bundle import NewBundle, Serves
 from fractune_core.jobs import JobSpec, LogOptions
-from fractune_core.model_inputs import Inputs, shapes_in
-from fractune_core.named_sizes import Sizes
+from fractune_core.model_inputs import Inputs, Sizes, shapes_in
 from fractune_core.names import ROBUST_VARIANT
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import with_kernel_shares

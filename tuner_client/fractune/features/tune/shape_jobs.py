@@ -34,8 +34,7 @@ from fractune_core.files.fused import is_fused
 from fractune_core.files.new_bundle import NewBundle
 from fractune_core.files.onnx_file import MOST_PARSED_BYTES, Interface, read_interface
 from fractune_core.jobs import JobOptions, JobSpec, SearchOptions
-from fractune_core.model_inputs import Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
-from fractune_core.named_sizes import Sizes
+from fractune_core.model_inputs import Inputs, SeveralShapes, Sizes, as_shapes, each_shape, shapes_in
 from fractune_core.operators import RefusedNode, refused_node
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Share

@@ -25,8 +25,7 @@ from fractune_core.files.compared import ONNX_RUNTIME
 from fractune_core.files.new_bundle import NewBundle
 from fractune_core.files.onnx_file import MOST_PARSED_BYTES
 from fractune_core.jobs import JobSpec, SearchOptions
-from fractune_core.model_inputs import SeveralShapes
-from fractune_core.named_sizes import Sizes
+from fractune_core.model_inputs import SeveralShapes, Sizes
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Share, share_names
 

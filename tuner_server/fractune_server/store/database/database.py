@@ -14,28 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import (
-    URL,
-    Column,
-    Connection,
-    Delete,
-    Engine,
-    Row,
-    RowMapping,
-    Select,
-    Table,
-    Update,
-    bindparam,
-    create_engine,
-    delete,
-    event,
-    false,
-    func,
-    inspect,
-    make_url,
-    select,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError
@@ -93,10 +72,10 @@ _ADVICE = {
 """advice, by parts of the database's message"""
 
 
-def make_engine(url: str) -> Engine:
+def make_engine(url: str) -> sa.Engine:
     """Raises BadRequest for the URL of another database, StateUnusable for SQLite on a network file system."""
     try:
-        parsed = make_url(url)
+        parsed = sa.make_url(url)
     except (ArgumentError, ValueError):  # the error may quote a part of the password
         raise _no_database(url) from None
     match parsed.get_backend_name():
@@ -113,7 +92,7 @@ def is_postgresql(url: str) -> bool:
 
 def shown(url: str) -> str:
     """The database's place for messages: SQLite's file, or the URL without its password."""
-    return make_url(url).database or url if url.startswith("sqlite") else without_password(url)
+    return sa.make_url(url).database or url if url.startswith("sqlite") else without_password(url)
 
 
 @contextmanager
@@ -143,10 +122,10 @@ def _no_database(url: str) -> BadRequest:
     )
 
 
-def _sqlite(url: URL) -> Engine:
+def _sqlite(url: sa.URL) -> sa.Engine:
     _check_place(url.database or "")
-    engine = create_engine(url, pool_size=_CONNECTIONS)
-    event.listen(engine, "connect", _set_pragmas)
+    engine = sa.create_engine(url, pool_size=_CONNECTIONS)
+    sa.event.listen(engine, "connect", _set_pragmas)
     return engine
 
 
@@ -167,13 +146,13 @@ def _set_pragmas(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> No
     cursor.close()
 
 
-def _postgresql(url: URL) -> Engine:
+def _postgresql(url: sa.URL) -> sa.Engine:
     options = {name: value for name, value in _POSTGRESQL_OPTIONS.items() if name not in url.query}
     # A read must not fail because its connection broke while it was idle.
-    engine = create_engine(
+    engine = sa.create_engine(
         url.set(drivername="postgresql+psycopg"), connect_args=options, pool_pre_ping=True, pool_size=_CONNECTIONS
     )
-    event.listen(engine, "connect", _set_up_postgresql)
+    sa.event.listen(engine, "connect", _set_up_postgresql)
     return engine
 
 
@@ -252,16 +231,16 @@ class ServerLock(AbstractContextManager["ServerLock"]):
     def take(self) -> bool:
         """False while another server holds the lock."""
         with errors_in_one_line(self._url), self.begin() as connection:
-            self._is_held = bool(connection.scalar(select(func.pg_try_advisory_lock(_KEY))))
+            self._is_held = bool(connection.scalar(sa.select(sa.func.pg_try_advisory_lock(_KEY))))
         return self._is_held
 
     def check(self) -> None:
         """Raises StateUnusable if the lock is lost."""
         with errors_in_one_line(self._url), self.begin() as connection:
-            connection.execute(select(1))
+            connection.execute(sa.select(1))
 
     @contextmanager
-    def begin(self) -> Iterator[Connection]:
+    def begin(self) -> Iterator[sa.Connection]:
         """A transaction of the lock's connection, like an engine's. Raises StateUnusable if the lock is lost."""
         if self._connection.invalidated:  # SQLAlchemy would connect again, without the lock
             raise StateUnusable(f"database {self.where}: {_LOST}")
@@ -285,11 +264,11 @@ SCHEMA = "0001"
 """the newest revision among the migrations"""
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _PART = 500
-NAMES: Any = bindparam("names", expanding=True)
+NAMES: Any = sa.bindparam("names", expanding=True)
 """the list that `rows_for` gives a query"""
 
 
-_S = TypeVar("_S", Select[Any], Update, Delete)
+_S = TypeVar("_S", sa.Select[Any], sa.Update, sa.Delete)
 
 
 class Database:
@@ -342,17 +321,17 @@ class Database:
         return seen
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
+    def write(self) -> Iterator[sa.Connection]:
         """A transaction, committed at the end or rolled back; within `writing`, a part of its transaction."""
         with self._transaction() as connection:
             yield self._fenced(connection)
 
-    def _fenced(self, connection: Connection) -> Connection:
-        return connection if self.sight.seen is None else cast("Connection", Fence(connection, self.sight))
+    def _fenced(self, connection: sa.Connection) -> sa.Connection:
+        return connection if self.sight.seen is None else cast("sa.Connection", Fence(connection, self.sight))
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        held: Connection | None = getattr(self._held, "writing", None)
+    def _transaction(self) -> Iterator[sa.Connection]:
+        held: sa.Connection | None = getattr(self._held, "writing", None)
         if held is not None:
             yield held
             return
@@ -370,13 +349,13 @@ class Database:
                 self._held.writing = None
 
     @contextmanager
-    def read(self) -> Iterator[Connection]:
+    def read(self) -> Iterator[sa.Connection]:
         with self._connected() as connection:
             yield self._fenced(connection)
 
     @contextmanager
-    def _connected(self) -> Iterator[Connection]:
-        held: Connection | None = getattr(self._held, "reading", None)
+    def _connected(self) -> Iterator[sa.Connection]:
+        held: sa.Connection | None = getattr(self._held, "reading", None)
         if held is not None:
             yield held
             return
@@ -393,19 +372,19 @@ class Database:
             finally:
                 self._held.reading = None
 
-    def insert(self, table: Table) -> postgresql.Insert | sqlite.Insert:
+    def insert(self, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
         """An INSERT that can handle conflicts."""
         return postgresql.insert(table) if self.engine.dialect.name == "postgresql" else sqlite.insert(table)
 
-    def insert_new(self, connection: Connection, table: Table, rows: list[dict[str, Any]]) -> int:
+    def insert_new(self, connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> int:
         """Insert the rows with new keys; returns their number."""
         if not rows:
             return 0
         return connection.execute(self.insert(table).on_conflict_do_nothing(), rows).rowcount
 
     def insert_new_returning(
-        self, connection: Connection, table: Table, rows: list[dict[str, Any]], columns: Sequence[Column[Any]]
-    ) -> list[Row[Any]]:
+        self, connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]], columns: Sequence[sa.Column[Any]]
+    ) -> list[sa.Row[Any]]:
         """Like `insert_new`; returns these columns of the inserted rows."""
         if not rows:
             return []
@@ -415,7 +394,9 @@ class Database:
     def check_writable(self) -> None:
         """Raises StateUnusable if the database rejects writes now. Changes nothing."""
         with self.write() as connection:
-            connection.execute(delete(roofs).where(false()))  # takes the lock that a write needs, and deletes nothing
+            connection.execute(
+                sa.delete(roofs).where(sa.false())
+            )  # takes the lock that a write needs, and deletes nothing
 
     def check_lock(self) -> None:
         """Raises StateUnusable if this server's lock is lost, and another server may be working."""
@@ -432,7 +413,7 @@ class Database:
     def close(self) -> None:
         self.engine.dispose()
 
-    def _begin(self) -> AbstractContextManager[Connection]:
+    def _begin(self) -> AbstractContextManager[sa.Connection]:
         return self.engine.begin() if self._lock is None else self._lock.begin()
 
 
@@ -445,7 +426,7 @@ class Repository:
         self._database = database
         self._sight = database.sight
 
-    def _seen(self, statement: _S, table: Table) -> _S:
+    def _seen(self, statement: _S, table: sa.Table) -> _S:
         """The statement for the rows of `table` that are seen. The statement itself, if these are all: it may be one
         that was made once.
         """
@@ -459,18 +440,18 @@ def parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
         yield items[start : start + _PART]
 
 
-def rows_for(connection: Connection, query: Select[Any], names: Iterable[str]) -> Iterator[Any]:
+def rows_for(connection: sa.Connection, query: sa.Select[Any], names: Iterable[str]) -> Iterator[Any]:
     """The rows of a query with `NAMES`, for any number of names."""
     for part in parts(list(names)):
         yield from connection.execute(query, {"names": part})
 
 
-def as_dict(row: RowMapping) -> dict[str, Any]:
+def as_dict(row: sa.RowMapping) -> dict[str, Any]:
     """A row by plain column names; SQLAlchemy's are texts of its own."""
     return {str(name): value for name, value in row.items()}
 
 
-def _migrate(connection: Connection, where: str) -> None:
+def _migrate(connection: sa.Connection, where: str) -> None:
     """Migrate the tables of the database `where`. Loading Alembic takes half a second, so it is loaded only if needed.
 
     Raises StateUnusable for the database of a newer version.
@@ -493,7 +474,7 @@ def _migrate(connection: Connection, where: str) -> None:
     command.upgrade(config, "head")
 
 
-def _revision(connection: Connection) -> str | None:
-    if not inspect(connection).has_table("alembic_version"):
+def _revision(connection: sa.Connection) -> str | None:
+    if not sa.inspect(connection).has_table("alembic_version"):
         return None
-    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()

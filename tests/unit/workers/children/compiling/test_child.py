@@ -20,8 +20,7 @@ from tvm.script import tirx as T
 import fractune
 from fractune.models.open_sizes import settled
 from fractune_core.errors import BadModel, BadRequest, FractuneError
-from fractune_core.model_inputs import as_shapes, each_shape
-from fractune_core.named_sizes import Sizes
+from fractune_core.model_inputs import Sizes, as_shapes, each_shape
 from fractune_workers.child import Child
 from fractune_workers.child.errors import LimitMet
 from fractune_workers.children.compiling.child import ingest

@@ -37,8 +37,7 @@ from fractune_core.errors import BadModel, BadRequest, one_line, shortened
 from fractune_core.files.bundles import SUFFIX, Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, RUNTIMES
 from fractune_core.jobs import JobSpec, Priority
-from fractune_core.model_inputs import SeveralShapes
-from fractune_core.named_sizes import Sizes
+from fractune_core.model_inputs import SeveralShapes, Sizes
 from fractune_core.shares import share_names
 
 Shares = Annotated[str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares to tune for.")]

@@ -8,8 +8,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from fractune_core.errors import BadModel, BadRequest
-from fractune_core.model_inputs import CONSTANT, fitting_shape, parse_numbers
-from fractune_core.named_sizes import NAMELESS, NamedSizes
+from fractune_core.model_inputs import CONSTANT, NAMELESS, NamedSizes, fitting_shape, parse_numbers
 from fractune_workers.children.importing.limits import Limits, check_tensor
 from fractune_workers.children.importing.onnx_graph import described, domain_of, names_read, subgraphs
 
