@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from fractune_core.names import WITH_GRAPHS
 from fractune_core.operators import DIRECT, TRITON, check_operator, implementation_of, trace_of, workload_hash
 from fractune_core.records import UNTUNED
 from fractune_core.targets import capability, runs_on
+from fractune_core.tir.canonical import WHOLE_NUMBERS
 from fractune_workers.children.compiling import signature
 from fractune_workers.children.compiling.attention import Chain, chains_of, names_outside, with_attention, workloads_of
 from fractune_workers.children.compiling.cache_in_place import described_caches
@@ -32,8 +33,8 @@ from fractune_workers.children.compiling.implementations import (
 from fractune_workers.children.compiling.variants import compile_variants, with_graphs
 from fractune_workers.children.compiling.weights import LiftedWeights, PackedWeights
 from fractune_workers.children.fusing.fuse import prepare_variants
-from fractune_workers.children.importing.model_file import load_variants, named
-from fractune_workers.children.importing.passes import Operator, described, extract
+from fractune_workers.children.importing.model_file import Variants, load_variants, named
+from fractune_workers.children.importing.passes import Operator, described, extract, prepare
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, may_have_others
 from fractune_workers.children.recurrent.packing import Tiling
 from fractune_workers.children.recurrent.recurrence import Recurrence
@@ -43,7 +44,6 @@ from fractune_workers.children.triton_kernels.marks import with_marks
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
-from fractune_workers.children.tvm_api.quantizing import whole_numbers
 from fractune_workers.children.tvm_api.target import (
     architecture,
     host_cpu,
@@ -95,16 +95,15 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
     """
     target = parse_target(identity, _ANY_CORES)
     loaded = load_variants(Path(path), json.loads(inputs), recurrences=target.kind.name == "llvm")
-    fused = prepare_variants(loaded, target)
-    direct = fused.module
+    direct, apart = _module(loaded, target)
     with named(Path(path).name):
         operators = extract(direct, target)
     workloads = {operator.workload_hash: {DIRECT: read_workload(operator.workload_json)} for operator in operators}
     called = hashes_of(direct)
     recurrences = {each.workload_hash: each.recurrence for each in operators if each.recurrence is not None}
     others = {}
-    for name in _others(target, [by_name[DIRECT] for by_name in workloads.values()]):
-        other = with_marks(direct) if name == TRITON else prepare_variants(loaded, target, name).module
+    for name in _others(target, operators, workloads):
+        other = with_marks(direct) if name == TRITON else _module(loaded, target, name)[0]
         found = implementations_of(direct, other, called)
         if found:
             others[name] = other
@@ -130,22 +129,34 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
         names=names,
         metadata=metadata,
         slots=loaded.slots,
-        apart=fused.apart,
+        apart=apart,
     )
+
+
+def _module(
+    loaded: Variants, target: tvm.target.Target, implementation: str = ""
+) -> tuple[tvm.IRModule, tuple[str, ...]]:
+    """The prepared module, and of a fused model the names of the operators that are called once for each slot."""
+    if not loaded.slots:
+        return prepare(loaded.modules[0], target, implementation, last_token=True), ()
+    fused = prepare_variants(loaded, target, implementation)
+    return fused.module, fused.apart
 
 
 def _has_triton(target: tvm.target.Target) -> bool:
     return target.kind.name == "cuda" and is_known(target) and is_installed()
 
 
-def _others(target: tvm.target.Target, direct: Sequence[Workload]) -> list[str]:
+def _others(
+    target: tvm.target.Target, operators: Sequence[Operator], workloads: Mapping[str, Mapping[str, Workload]]
+) -> list[str]:
     """The implementations that some operator may have: of convolutions on a CPU, which are blocked, and of products of
     whole numbers, where the processor has instructions for them. On a GPU Triton has one where it is installed.
     """
     if target.kind.name != "llvm":
         return [TRITON] if _has_triton(target) else []
-    convolutions = IMPLEMENTATIONS if any(may_have_others(_shapes(workload)) for workload in direct) else ()
-    integers = dot_products(target) if any(whole_numbers(workload.mod) for workload in direct) else []
+    convolutions = IMPLEMENTATIONS if any(may_have_others(_shapes(each[DIRECT])) for each in workloads.values()) else ()
+    integers = dot_products(target) if any(WHOLE_NUMBERS in each.workload_json for each in operators) else []
     return [*convolutions, *integers]
 
 
@@ -186,9 +197,9 @@ def describe_fused(path: str, inputs: dict[str, list[int]]) -> dict[str, Any]:
     are called once for each slot. Raises BadModel.
     """
     target = parse_target("", _ANY_CORES)
-    fused = prepare_variants(load_variants(Path(path), inputs), target)
+    module, apart = _module(load_variants(Path(path), inputs), target)
     with named(Path(path).name):
-        return {"operators": len(extract(fused.module, target)), "apart": list(fused.apart)}
+        return {"operators": len(extract(module, target)), "apart": list(apart)}
 
 
 def _check_runs(text: str, target: tvm.target.Target, isa: str) -> None:

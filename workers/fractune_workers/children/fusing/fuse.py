@@ -39,15 +39,12 @@ class FusedModule:
 
 
 def prepare_variants(loaded: Variants, target: tvm.target.Target, implementation: str = "") -> FusedModule:
-    """As `prepare` of `importing/passes.py`; several variants, each prepared by itself, become one module.
+    """As `prepare` of `importing/passes.py`; the variants of a fused model, each prepared by itself, become one module.
 
     Layouts are planned before, so that it is kernels over blocks that get the axis of slots. Raises BadModel for
     variants that are not built alike, with the first difference.
     """
-    alone = not loaded.slots
-    modules = [prepare(module, target, implementation, last_token=alone) for module in loaded.modules]
-    if not loaded.slots:
-        return FusedModule(modules[0], ())
+    modules = [prepare(module, target, implementation) for module in loaded.modules]
     for number in range(1, len(modules)):
         clause = first_difference(modules[0], modules[number])
         if clause:

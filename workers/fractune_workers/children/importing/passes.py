@@ -55,8 +55,7 @@ from fractune_workers.children.rewriting.expressions import (
 )
 from fractune_workers.children.rewriting.lookups import looked_up
 from fractune_workers.children.rewriting.simplifying.simplify import simplify
-from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
-from fractune_workers.children.tvm_api.target import VectorUnit, needed_features, vector_unit
+from fractune_workers.children.tvm_api.target import VectorUnit, vector_unit
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 
 _PREFIX = "relax."
@@ -174,8 +173,7 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     lanes = block_lanes(
         [binding.value for each in relax_functions(mod).values() for binding in bindings_of(each)], unit
     )
-    dots = dot_products(target) if lanes == unit.lanes else []
-    planner = Planner(mod.clone(), rules, elementwise.part, lanes, implementation, dots, needed_features(target))
+    planner = Planner(mod.clone(), rules, elementwise.part, lanes, implementation, target)
     tidy = [relax.transform.EliminateCommonSubexpr(), relax.transform.DeadCodeElimination()]
     made = rewritten(mod, planner)
     made = vectors.with_vectors(made, target) if _KERNEL in operators_in(mod) else made

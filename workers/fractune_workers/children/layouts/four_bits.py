@@ -20,7 +20,7 @@ from fractune_workers.children.layouts.kernels.four_bits import Product, laid_ou
 from fractune_workers.children.layouts.planner import Array, Planner
 from fractune_workers.children.rewriting.expressions import shape_of
 from fractune_workers.children.tvm_api.byte_products import multiplies_bytes
-from fractune_workers.children.tvm_api.target import VectorUnit
+from fractune_workers.children.tvm_api.target import VectorUnit, needed_features
 
 BITS, PER_BYTE = 4, 2
 MIDDLE = 8
@@ -129,7 +129,7 @@ def in_vectors(planner: Planner, call: Any, unit: VectorUnit) -> tuple[Any, None
     may_round = _ROUNDS in (function.attrs or {}) and rounded_data.fits(product)
     factors = scales.astype(_FLOAT).reshape(columns, blocks)
     added = [(_middle(bits) - _zero_points(each, product)) * factors for each in zeros]
-    if may_round and multiplies_bytes(planner.features, unit.lanes, 2**bits - 1):
+    if may_round and multiplies_bytes(needed_features(planner.target), unit.lanes, 2**bits - 1):
         tiling = rounded_data.tiling_for(product, unit)
         words = rounded_data.packed(product, tiling, weights.reshape(columns, -1))
         made_kernel = rounded_data.byte_kernel(product, tiling, has_offsets=bool(zeros))

@@ -7,7 +7,7 @@ model, and any operator may occur.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -17,7 +17,6 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
-from fractune_core.operators import DIRECT
 from fractune_workers.children.layouts.kernels.blocks import Blocks, block_count, from_blocks, to_blocks
 from fractune_workers.children.layouts.kernels.direct import input_run
 from fractune_workers.children.rewriting.expressions import (
@@ -27,7 +26,8 @@ from fractune_workers.children.rewriting.expressions import (
     operator_of,
     shape_of,
 )
-from fractune_workers.children.tvm_api.target import VectorUnit
+from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
+from fractune_workers.children.tvm_api.target import VectorUnit, vector_unit
 
 Array = npt.NDArray[Any]
 Made = tuple[Any, Blocks] | None
@@ -54,25 +54,26 @@ class Planner(PyExprMutator):
         rules: Mapping[str, Rule],
         part: PartRule,
         lanes: int,
-        implementation: str = DIRECT,
-        dot_products: Sequence[str] = (),
-        features: Sequence[str] = (),
+        implementation: str,
+        target: tvm.target.Target,
     ) -> None:
         super().__init__(mod)
         self._rules = rules
         self._part = part
         self.lanes = lanes
         self.implementation = implementation
-        self.dot_products = dot_products
-        """implementations of products of whole numbers that the target has instructions for, the faster first"""
-        self.features = features
-        """instruction sets of the target"""
+        self.target = target
         self._known: dict[Any, tuple[Any, Blocks]] = {}
         """by the variable of a plain value: the variable of the same in blocks"""
         self._of_constants: dict[Any, Any] = {}
         """by the tensor of a constant: what a rule has made of it"""
         self._made: Made = None
         """the result of the last call in blocks"""
+
+    @cached_property
+    def dot_products(self) -> list[str]:
+        """Implementations of products of whole numbers that the target has instructions for, the faster first."""
+        return dot_products(self.target) if self.lanes == vector_unit(self.target).lanes else []
 
     def visit_var_binding_(self, binding: Any) -> None:
         super().visit_var_binding_(binding)
