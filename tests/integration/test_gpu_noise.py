@@ -7,7 +7,7 @@ import pytest
 
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share
-from fractune_workers.calibration import experiment, measurer_pool
+from fractune_workers.calibration import experiment
 from fractune_workers.calibration.experiment import NoiseOptions, measure_noise
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.cuda.compilers import find_compiler
@@ -36,7 +36,7 @@ def test_candidates_are_made_for_the_gpu_and_as_many_measurers_tried_as_fit(
             return super().timed(batch, policy)
 
     monkeypatch.setattr("tests.support.hardware.simulated_session.SimulatedSession", NotingSession)
-    monkeypatch.setattr(measurer_pool, "MeasurementSession", machine.session)
+    monkeypatch.setattr(experiment, "MeasurementSession", machine.session)
     monkeypatch.setattr(experiment, "default_lock_dir", lambda: tmp_path)
     told: list[str] = []
     model = write_model(tmp_path / "m.onnx")  # the built-in convolution takes seconds to compile

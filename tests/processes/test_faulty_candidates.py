@@ -12,7 +12,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Status
 from fractune_core.shares import Share
 from fractune_workers.calibration.candidates import running
-from fractune_workers.calibration.measurer_pool import PooledMeasurer
+from fractune_workers.calibration.experiment import PooledMeasurer
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.confinement import confinement_for

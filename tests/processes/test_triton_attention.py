@@ -66,7 +66,7 @@ import json, sys
 import tvm
 from tests.support.children.triton_attention import *
 from fractune_core.operators import joined_workloads
-from fractune_workers.children.compiling.attention import workloads_of
+from fractune_workers.children.compiling.implementations import workloads_of
 from fractune_workers.children.tvm_api.traces import write_workloads
 stay_off_gpus()
 case = Case(((2, 512, 8, 64),) * 3, lambda: np.zeros((2, 1, 1, 512), "float32"), 0.125, heads_last=True)

@@ -17,7 +17,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from fractune_workers.children.compiling.attention import chains_of
+from fractune_workers.children.compiling.implementations import chains_of
 from fractune_workers.children.importing.passes import prepare
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from tests.support.children.triton_operators import NUMPY_TYPES, TARGET, Tensor, repair_bfloat16
@@ -152,8 +152,7 @@ def function_of(case: Case, dtype: str) -> tuple[Any, list[int]]:
 
 
 def error_of(name: str, dtype: str, decisions: list[int]) -> float:
-    from fractune_workers.children.triton_kernels.attention.decisions import AttentionDecisions
-    from fractune_workers.children.triton_kernels.attention.kernel_operators import attention_source
+    from fractune_workers.children.triton_kernels.attention.kernel_operators import AttentionDecisions, attention_source
     from fractune_workers.children.triton_kernels.attention.recognition import attention_of
     from fractune_workers.children.triton_kernels.compiler import load_module
 

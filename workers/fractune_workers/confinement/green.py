@@ -8,7 +8,7 @@ may grow to the whole percentage, so it is refused there.
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare
 from fractune_workers.confinement.mps import BesideMps
-from fractune_workers.cuda.green_context import GreenContext
+from fractune_workers.cuda.driver import GreenContext
 
 
 class GreenConfinement(BesideMps):

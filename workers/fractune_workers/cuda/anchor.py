@@ -13,8 +13,7 @@ import math
 import statistics
 from typing import Any, NamedTuple
 
-from fractune_workers.cuda.driver import CudaDriver, GpuRates
-from fractune_workers.cuda.green_context import sms_of
+from fractune_workers.cuda.driver import CudaDriver, GpuRates, sms_of
 
 KERNEL = "anchor"
 """Arguments: the address of the first byte, and how often a thread does its block of multiply-adds."""

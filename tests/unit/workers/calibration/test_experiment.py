@@ -14,10 +14,9 @@ from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.operators import DIRECT
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, Disturbance, Status, TimingPolicy
 from fractune_core.shares import Share
-from fractune_workers.calibration import measurer_pool as pool_module
+from fractune_workers.calibration import experiment as pool_module
 from fractune_workers.calibration.candidates import Candidates, SampleOperator
-from fractune_workers.calibration.experiment import Experiment, settings
-from fractune_workers.calibration.measurer_pool import assign_cores, start_pool
+from fractune_workers.calibration.experiment import Experiment, assign_cores, settings, start_pool
 from fractune_workers.calibration.report import Pass, Setting, report
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.locks.gpu_slots import ALONE

@@ -13,7 +13,7 @@ from fractune_workers.confinement import confinement_for, stream_of
 from fractune_workers.confinement.full import FullConfinement, NoConfinement
 from fractune_workers.confinement.green import GreenConfinement
 from fractune_workers.confinement.mig import MigConfinement
-from fractune_workers.cuda.green_context import largest_green
+from fractune_workers.cuda.driver import largest_green
 from fractune_workers.gpu.nvml import NoNvidiaDriver, NvidiaMl
 from tests.support.hardware.simulated_cuda import Staged, simulated_driver
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode

@@ -13,8 +13,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_workers.children.measuring import roof
 from fractune_workers.cuda import anchor, driver
 from fractune_workers.cuda.anchor import AnchorShape, GpuAnchor, anchor_shape
-from fractune_workers.cuda.driver import CudaDriver, DriverFailed, GpuRates, open_driver
-from fractune_workers.cuda.green_context import GreenContext
+from fractune_workers.cuda.driver import CudaDriver, DriverFailed, GpuRates, GreenContext, open_driver
 from tests.support.hardware.simulated_cuda import SimulatedCuda, Staged, simulated_driver
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
 

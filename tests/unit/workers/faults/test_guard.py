@@ -15,7 +15,7 @@ from fractune_core.errors import ShareUnavailable, StateUnusable
 from fractune_core.records import VALIDATION_POLICY, Status
 from fractune_core.shares import Share
 from fractune_workers.calibration.candidates import running
-from fractune_workers.calibration.measurer_pool import PooledMeasurer
+from fractune_workers.calibration.experiment import PooledMeasurer
 from fractune_workers.child import Child
 from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.faults import guard as guard_module

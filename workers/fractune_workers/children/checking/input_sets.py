@@ -11,8 +11,7 @@ import onnx
 
 from fractune_core.model_inputs import is_mask
 from fractune_runtime.tvm_runtime.tensors import numpy_dtype
-from fractune_workers.children.checking.graph import NOT_COMPARING, NOT_SUMMING, reached_by_others
-from fractune_workers.children.checking.references import Array
+from fractune_workers.children.checking.references import NOT_COMPARING, NOT_SUMMING, Array, reached_by_others
 
 Within = Mapping[str, range]
 _BYTES_OF_DATA = 1

@@ -24,7 +24,7 @@ from tvm.tirx import PrimFunc
 from fractune_core.files.manifests import ALIGNMENT_BYTES, ITEM_BYTES, MAIN, MAIN_CACHED, MAIN_LAST
 from fractune_core.files.plans import ARENA, Plan, PlannedCache, PlannedCall, PlannedConstant, PlannedTensor, plan_name
 from fractune_workers.children.compiling.cache_in_place import rows_of
-from fractune_workers.children.rewriting.caches import caches_of, counts_unused, tells_token
+from fractune_workers.children.rewriting.concats import caches_of, counts_unused, tells_token
 from fractune_workers.children.rewriting.expressions import is_constant, operator_of
 
 _ENTRIES = {MAIN, MAIN_CACHED, MAIN_LAST}

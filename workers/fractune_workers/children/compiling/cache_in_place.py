@@ -18,7 +18,7 @@ from tvm.tirx.script.builder import ir as builder
 from fractune_core.files.manifests import ALIGNMENT_BYTES, MAIN_CACHED, MAIN_LAST
 from fractune_workers.children.compiling.concat_in_place import into_slice
 from fractune_workers.children.layouts.last_token import LAST, without_function_of_last_token
-from fractune_workers.children.rewriting.caches import Cache, caches_of, counts_unused
+from fractune_workers.children.rewriting.concats import Cache, caches_of, counts_unused
 from fractune_workers.children.rewriting.expressions import OPAQUE, has_fixed_shapes, operator_of, shape_of
 
 _ALLOCATION = "builtin.alloc_tensor"

@@ -22,13 +22,17 @@ from fractune_core.records import UNTUNED
 from fractune_core.targets import capability, runs_on
 from fractune_core.tir.canonical import WHOLE_NUMBERS
 from fractune_workers.children.compiling import signature
-from fractune_workers.children.compiling.attention import Chain, chains_of, names_outside, with_attention, workloads_of
 from fractune_workers.children.compiling.cache_in_place import described_caches
 from fractune_workers.children.compiling.implementations import (
+    Chain,
     calls_of,
+    chains_of,
     hashes_of,
     implementations_of,
+    names_outside,
+    with_attention,
     with_implementations,
+    workloads_of,
 )
 from fractune_workers.children.compiling.variants import compile_variants, with_graphs
 from fractune_workers.children.compiling.weights import LiftedWeights, PackedWeights

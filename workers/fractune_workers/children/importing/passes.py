@@ -21,25 +21,17 @@ from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel, first_line, shortened
 from fractune_core.operators import DIRECT, MOST_NAME_CHARACTERS, workload_hash
-from fractune_workers.children.layouts import attention, elementwise, four_bits, products, ranges
-from fractune_workers.children.layouts.cached_attention import with_cached_attention
+from fractune_workers.children.layouts import attention, elementwise, four_bits, products
+from fractune_workers.children.layouts.attention import with_cached_attention
 from fractune_workers.children.layouts.last_token import with_last_token
 from fractune_workers.children.layouts.planner import Planner, Rule, block_lanes
 from fractune_workers.children.layouts.transposed import conv2d_transpose
 from fractune_workers.children.recurrent import vectors
 from fractune_workers.children.recurrent.packing import Tiling
 from fractune_workers.children.recurrent.recurrence import Recurrence
-from fractune_workers.children.rewriting import (
-    extremes,
-    hyperbolic,
-    indexing,
-    row_kernels,
-    special_numbers,
-    transcendental,
-)
+from fractune_workers.children.rewriting import indexing, row_kernels, special_numbers, transcendental
 from fractune_workers.children.rewriting.accumulators import ACCUMULATORS, HALVES
-from fractune_workers.children.rewriting.caches import with_caches
-from fractune_workers.children.rewriting.concats import CONCAT, kept, settled
+from fractune_workers.children.rewriting.concats import CONCAT, kept, settled, with_caches
 from fractune_workers.children.rewriting.expressions import (
     bindings_of,
     element_bytes,
@@ -53,7 +45,7 @@ from fractune_workers.children.rewriting.expressions import (
     type_text,
     without_origins,
 )
-from fractune_workers.children.rewriting.lookups import looked_up
+from fractune_workers.children.rewriting.indexing import looked_up
 from fractune_workers.children.rewriting.simplifying.simplify import simplify
 from fractune_workers.children.tvm_api.target import VectorUnit, vector_unit
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
@@ -151,9 +143,9 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(elementwise.UNARY_OF_CHANNELS, partial(elementwise.unary, every_lane=True)),
     **dict.fromkeys([*elementwise.BINARY, *elementwise.BINARY_OF_CHANNELS], elementwise.binary),
     **dict.fromkeys(elementwise.REDUCE, elementwise.reduce),
-    "clip": ranges.clip,
-    "max": ranges.largest,
-    "min": ranges.smallest,
+    "clip": elementwise.clip,
+    "max": elementwise.largest,
+    "min": elementwise.smallest,
 }
 """by the Relax operator"""
 
@@ -241,15 +233,12 @@ FROM_FILE = "fractune.from_file"
 """Attribute of a module: names of the functions of loops that its file brought"""
 _FLOAT32_BYTES = 4
 _LEGALIZATIONS = {
-    **extremes.LEGALIZATIONS,
-    **hyperbolic.LEGALIZATIONS,
     **indexing.LEGALIZATIONS,
     **special_numbers.LEGALIZATIONS,
     **transcendental.LEGALIZATIONS,
 }
 _LEGALIZATIONS_FOR_CPUS = {
     **_LEGALIZATIONS,
-    **hyperbolic.LEGALIZATIONS_FOR_CPUS,
     **transcendental.LEGALIZATIONS_FOR_CPUS,
     **row_kernels.LEGALIZATIONS,
     **special_numbers.LEGALIZATIONS_FOR_CPUS,

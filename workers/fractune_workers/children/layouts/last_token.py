@@ -12,7 +12,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from fractune_workers.children.layouts.four_bits import is_product, with_data
-from fractune_workers.children.rewriting.caches import TELLS_TOKEN, caches_of, new_rows, outputs_of
+from fractune_workers.children.rewriting.concats import TELLS_TOKEN, caches_of, new_rows, outputs_of
 from fractune_workers.children.rewriting.expressions import ELEMENTWISE, OPAQUE, has_fixed_shapes, operator_of, shape_of
 
 LAST = "last_token"

@@ -21,8 +21,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
 
 def _largest_green() -> int:
     """SMs of the largest green context that this process could have."""
-    from fractune_workers.cuda.driver import open_driver
-    from fractune_workers.cuda.green_context import largest_green
+    from fractune_workers.cuda.driver import largest_green, open_driver
 
     return largest_green(open_driver())
 

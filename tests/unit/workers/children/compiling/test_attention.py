@@ -11,8 +11,13 @@ from tvm import relax
 from benchmarks.support.transformer import Encoder
 from fractune_core.operators import DIRECT, TRITON, parted_workloads
 from fractune_workers.children.compiling import child
-from fractune_workers.children.compiling.attention import chains_of, names_outside, with_attention, workloads_of
-from fractune_workers.children.compiling.implementations import calls_of
+from fractune_workers.children.compiling.implementations import (
+    calls_of,
+    chains_of,
+    names_outside,
+    with_attention,
+    workloads_of,
+)
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.triton_kernels.attention.recognition import attention_of
 from fractune_workers.children.triton_kernels.marks import is_alternative, is_marked

@@ -25,10 +25,9 @@ from fractune_workers.children.building import child as building
 from fractune_workers.children.building.child import BuilderChild
 from fractune_workers.children.compiling.child import compile_bundle, ingest
 from fractune_workers.children.measuring.child import MeasurerChild, confined
-from fractune_workers.children.recurrent.activations import Activation
 from fractune_workers.children.recurrent.kernel import TILING, recurrence_kernel
 from fractune_workers.children.recurrent.packing import UNITS, Tiling, pack, unpack, with_plain_weights
-from fractune_workers.children.recurrent.recurrence import Recurrence
+from fractune_workers.children.recurrent.recurrence import Activation, Recurrence
 from fractune_workers.children.recurrent.tilings import tiling_for, tilings
 from fractune_workers.children.recurrent.vectors import recurrence_in, with_tilings
 from fractune_workers.children.searching.child import SearcherChild

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from fractune_workers.children.fusing.onnx_difference import first_onnx_difference
+from fractune_workers.children.fusing.difference import first_onnx_difference
 
 
 def model(**changes: Any) -> bytes:

@@ -14,9 +14,8 @@ from fractune_core.errors import BadModel
 from fractune_core.files.fused import write_fused
 from fractune_workers.children.importing import limits
 from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
-from fractune_workers.children.importing.model_file import load_model, load_variants
+from fractune_workers.children.importing.model_file import InferenceMemory, check_sizes, load_model, load_variants
 from fractune_workers.children.importing.onnx_models import onnx_model
-from fractune_workers.children.importing.relax_sizes import InferenceMemory, check_sizes
 from tests.support.expanding_models import ATTACKS, COMPUTED, UNSIZED, after, function, model, node, twice
 
 

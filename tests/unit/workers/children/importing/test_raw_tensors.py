@@ -16,7 +16,7 @@ from fractune_core.errors import BadModel
 from fractune_workers.children.compiling.weights import LiftedWeights
 from fractune_workers.children.importing.ir_module import TensorHeader, read_header
 from fractune_workers.children.importing.model_file import load_model
-from fractune_workers.children.importing.onnx_models.onnx_contents import check_contents
+from fractune_workers.children.importing.onnx_models.onnx_shapes import check_contents
 from fractune_workers.children.importing.torch_program import screen
 from tests.support.constant_modules import NUMBERS, module, tensor
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 from tvm import relax
 
-from fractune_workers.children.rewriting import extremes
+from fractune_workers.children.rewriting import special_numbers
 from fractune_workers.children.rewriting.special_numbers import LEGALIZATIONS_FOR_CPUS
 from tests.support.onnx_models import onnx_model, run_by_onnxruntime, run_imported
 
@@ -148,5 +148,5 @@ def test_a_row_of_bfloat16_has_an_extreme(operator: Any) -> None:
     data = relax.Var("data", relax.TensorType((3, 8), "bfloat16"))
     with builder.function("main", [data]):
         builder.emit_func_output(builder.emit(operator(data, axis=[1])))
-    legal = relax.transform.LegalizeOps(extremes.LEGALIZATIONS)(builder.get())
+    legal = relax.transform.LegalizeOps(special_numbers.LEGALIZATIONS)(builder.get())
     assert len(legal.functions) == 2

@@ -11,7 +11,7 @@ import tvm
 from fractune_core.operators import DIRECT, WINOGRAD2, implementation_of, trace_of
 from fractune_workers.children.compiling.implementations import hashes_of, implementations_of
 from fractune_workers.children.importing.passes import extract, prepare
-from fractune_workers.children.searching.competition import CompetingSearches
+from fractune_workers.children.searching.child import CompetingSearches
 from fractune_workers.children.tvm_api.traces import read_workload
 from tests.unit.workers.children.layouts.networks import network
 

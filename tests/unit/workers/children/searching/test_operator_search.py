@@ -15,10 +15,9 @@ from fractune_core.operators import DIRECT
 from fractune_workers.children.importing.passes import Operator, described
 from fractune_workers.children.searching import operator_search, surrogate
 from fractune_workers.children.searching.child import SearcherChild
-from fractune_workers.children.searching.operator_search import OperatorSearch
+from fractune_workers.children.searching.operator_search import OperatorSearch, adapt
 from fractune_workers.children.searching.spaces.sketches import sketches_of
 from fractune_workers.children.searching.surrogate import Surrogate, features_of
-from fractune_workers.children.searching.transfer import adapt
 from fractune_workers.children.searching.trials import Fastest, Trial
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.children.tvm_api.traces import Workload

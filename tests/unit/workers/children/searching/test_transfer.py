@@ -14,8 +14,8 @@ from tvm import te, topi
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.records import UNTUNED
+from fractune_workers.children.searching.operator_search import adapt, scale_tile, seeds
 from fractune_workers.children.searching.spaces.sketches import sketches_of
-from fractune_workers.children.searching.transfer import adapt, scale_tile, seeds
 from fractune_workers.children.tvm_api.arrays import difference, random_args
 from fractune_workers.children.tvm_api.artifacts import load_objects
 from fractune_workers.children.tvm_api.compiled import build_object

@@ -10,10 +10,9 @@ from tvm import te, topi
 
 from fractune_core.errors import FractuneError
 from fractune_core.operators import DIRECT, TRITON, implementation_of
-from fractune_workers.children.compiling.attention import chains_of, workloads_of
-from fractune_workers.children.searching.competition import CompetingSearches
-from fractune_workers.children.searching.triton_search import TritonSearch
-from fractune_workers.children.triton_kernels.attention.decisions import AttentionProblem, padded, read_attention
+from fractune_workers.children.compiling.implementations import chains_of, workloads_of
+from fractune_workers.children.searching.child import CompetingSearches, TritonSearch
+from fractune_workers.children.triton_kernels.attention.kernel_operators import AttentionProblem, padded, read_attention
 from fractune_workers.children.triton_kernels.decisions import Decisions, Problem, cycles, fitting, read_decisions
 from fractune_workers.children.tvm_api.traces import Workload
 from tests.support.children.triton_attention import CASES, emit

@@ -11,8 +11,7 @@ import onnx
 from onnx import defs, helper
 
 from fractune_core.errors import BadModel, first_line
-from fractune_workers.children.importing.decomposing.decomposed_attention import ATTENTION
-from fractune_workers.children.importing.decomposing.decomposed_fused import FUSED
+from fractune_workers.children.importing.decomposing.decomposed_fused import ATTENTION, FUSED
 from fractune_workers.children.importing.decomposing.decomposed_quantized import QUANTIZED
 from fractune_workers.children.importing.decomposing.decomposition import Decompose, Decomposition
 from fractune_workers.children.importing.decomposing.old_forms import GRADIENTS, OLD_FORMS

@@ -27,13 +27,7 @@ from fractune_workers.children.importing.decomposing.old_forms import FIRST, LAS
 from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
 from fractune_workers.children.importing.onnx_models.decompositions import decomposed, renewed
 from fractune_workers.children.importing.onnx_models.onnx_loops import unrolled
-from fractune_workers.children.importing.operators import (
-    gather_blocks,
-    group_query,
-    packed_weights,
-    rotary,
-    unused_rows,
-)
+from fractune_workers.children.importing.operators import group_query, packed_weights, whole_attention
 from fractune_workers.children.importing.operators.quantization import QUANTIZED_LSTM, as_lstm
 
 _LARGEST = 65_536
@@ -65,10 +59,10 @@ _NEVER_COMPUTED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuant
 
 _INFERRED: Mapping[str, Callable[..., dict[str, onnx.TypeProto]]] = {
     **dict.fromkeys(packed_weights.PACKED_WEIGHTS, packed_weights.inferred),
-    "com.microsoft.GatherBlockQuantized": gather_blocks.inferred,
+    "com.microsoft.GatherBlockQuantized": packed_weights.inferred_rows,
     "com.microsoft.GroupQueryAttention": group_query.inferred,
-    "com.microsoft.RotaryEmbedding": rotary.inferred,
-    **dict.fromkeys(unused_rows.UNUSED, unused_rows.inferred),
+    "com.microsoft.RotaryEmbedding": group_query.inferred_turned,
+    **dict.fromkeys(whole_attention.UNUSED, whole_attention.inferred),
 }
 """By operator of other domains: the types of its outputs from those of its inputs, and from constant inputs"""
 

@@ -21,8 +21,7 @@ from fractune_workers.children.importing import onnx_graph
 from fractune_workers.children.importing.onnx_models.onnx_branches import BRANCHES, Branches, with_sections
 from fractune_workers.children.importing.operators.corrected import CORRECTED
 from fractune_workers.children.importing.operators.fourier import FOURIER
-from fractune_workers.children.importing.operators.gather_blocks import GATHER_BLOCKS
-from fractune_workers.children.importing.operators.group_query import GROUP_QUERY
+from fractune_workers.children.importing.operators.group_query import GROUP_QUERY, ROTARY
 from fractune_workers.children.importing.operators.onnx_node import (
     AS_BYTES,
     WITHOUT_KERNELS,
@@ -33,12 +32,10 @@ from fractune_workers.children.importing.operators.onnx_node import (
     kind_name,
     takes,
 )
-from fractune_workers.children.importing.operators.packed_weights import PACKED_WEIGHTS
+from fractune_workers.children.importing.operators.packed_weights import GATHER_BLOCKS, PACKED_WEIGHTS
 from fractune_workers.children.importing.operators.quantization import INTEGER_PRODUCTS, QUANTIZATION, QUANTIZED_LSTM
 from fractune_workers.children.importing.operators.recurrent import RECURRENT
-from fractune_workers.children.importing.operators.rotary import ROTARY
-from fractune_workers.children.importing.operators.unused_rows import UNUSED
-from fractune_workers.children.importing.operators.whole_attention import WHOLE_ATTENTION
+from fractune_workers.children.importing.operators.whole_attention import UNUSED, WHOLE_ATTENTION
 from fractune_workers.children.rewriting.accumulators import HALVES
 from fractune_workers.children.rewriting.expressions import is_constant, type_text, with_origins
 from fractune_workers.children.tvm_api.scratch_tensors import Weights

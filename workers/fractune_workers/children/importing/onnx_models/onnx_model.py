@@ -43,10 +43,10 @@ from fractune_core.model_inputs import constants_in, shapes_in
 from fractune_workers.children.importing import onnx_graph
 from fractune_workers.children.importing.limits import ComputedConstants, Limits
 from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
-from fractune_workers.children.importing.onnx_models.onnx_contents import check_contents
 from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
 from fractune_workers.children.importing.onnx_models.onnx_importer import from_onnx
 from fractune_workers.children.importing.onnx_models.onnx_shapes import (
+    check_contents,
     check_count,
     check_inputs,
     fix_constants,

@@ -3,7 +3,7 @@
 Optimum's decoders for translation and speech (Marian, BART, T5, Whisper) take no mask of their own tokens. A session
 keeps the rows in use at the end of a bucket's past (`fractune_runtime/decoder.py`). So the rows before them must be
 hidden, and a position must be counted from the first row in use. Here the graph gets both, by the number of rows that
-are not in use (`operators/unused_rows.py`), which is 0 in the model of the file:
+are not in use (`operators/whole_attention.py`), which is 0 in the model of the file:
 
 - a low number is added to the scores of these rows before each softmax over the rows of a cache;
 - a position that follows from the length of the past is made smaller by it where it looks up a table of weights.
@@ -28,7 +28,7 @@ from fractune_core.files.manifests import MASK
 from fractune_workers.children.importing import onnx_graph
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
-from fractune_workers.children.importing.operators.unused_rows import DOMAIN, UNUSED_ROWS
+from fractune_workers.children.importing.operators.whole_attention import DOMAIN, UNUSED_ROWS
 
 _FIRST_OPSET = 13
 """From here on a softmax is over one axis."""

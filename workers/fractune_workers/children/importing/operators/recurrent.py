@@ -13,10 +13,19 @@ from tvm import relax
 
 from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
-from fractune_workers.children.recurrent.activations import ACTIVATIONS, Activation
 from fractune_workers.children.recurrent.kernel import recurrence_kernel
 from fractune_workers.children.recurrent.packing import Tiling
-from fractune_workers.children.recurrent.recurrence import GRU, LSTM, MASK, MASKED, RNN, Recurrence, split
+from fractune_workers.children.recurrent.recurrence import (
+    ACTIVATIONS,
+    GRU,
+    LSTM,
+    MASK,
+    MASKED,
+    RNN,
+    Activation,
+    Recurrence,
+    split,
+)
 
 _DEFAULT_ACTIVATIONS = {LSTM: ("sigmoid", "tanh", "tanh"), GRU: ("sigmoid", "tanh"), RNN: ("tanh",)}
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}

@@ -1,19 +1,45 @@
 """ONNX's own Attention over a cache as one kernel: of float32, with a past or with a cache that TensorScatter writes.
 
 Other forms are decomposed into the nodes by which ONNX defines the operator. Without a cache their products can be
-tuned.
+tuned. An operator of our own stands for the number of rows of a decoder's past that are not in use. It is 0 in the
+model of the file, and the entry for caches takes it from its caller (`children/compiling/cache_in_place.py`).
 """
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto, TypeProto
-from tvm import relax, te
+from onnx.helper import make_tensor_type_proto
+from tvm import relax, te, tirx
 
 from fractune_workers.children.importing.operators.group_query import by_batch
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
 from fractune_workers.children.layouts.attention import Attention, attended
+from fractune_workers.children.rewriting.concats import COUNTS_UNUSED
+
+DOMAIN, UNUSED_ROWS = "fractune.caches", "UnusedRows"
+"""The operator has an operand, so that no pass takes it for a constant, and reads nothing of it."""
+
+
+def _unused_rows(node: OnnxNode) -> Any:
+    def zero(_other: te.Tensor) -> te.Tensor:
+        return te.compute((1,), lambda *_at: tirx.const(0, "int64"), name="unused_rows")
+
+    hint: dict[str, Any] = {"primfunc_name_hint": "unused_rows", "primfunc_attrs": COUNTS_UNUSED}
+    return node.emit(node.builder.call_te(zero, node.input(0), **hint))
+
+
+def inferred(
+    node: NodeProto, _types: Mapping[str, TypeProto], _constants: Mapping[str, TensorProto]
+) -> dict[str, TypeProto]:
+    """One number."""
+    return {node.output[0]: make_tensor_type_proto(TensorProto.INT64, [1])}
+
+
+UNUSED: Mapping[str, Converter] = {f"{DOMAIN}.{UNUSED_ROWS}": _unused_rows}
+
 
 _MASK, _PAST, _LENGTHS = 3, 4, 6
 _SCORES = 3

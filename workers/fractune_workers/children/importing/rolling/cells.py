@@ -10,15 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from fractune_workers.children.importing.rolling import sums
+from fractune_workers.children.importing.rolling import places
 from fractune_workers.children.importing.rolling.values import Condition, Values
-from fractune_workers.children.recurrent.activations import Activation
-from fractune_workers.children.recurrent.recurrence import GRU, LSTM, RNN
+from fractune_workers.children.recurrent.recurrence import GRU, LSTM, RNN, Activation
 
 _SIGMOID = "sigmoid"
 _FORGET = 2
 """the place of an LSTM's forget gate"""
-Entry = tuple[sums.Matrix, float]
+Entry = tuple[places.Matrix, float]
 Entries = tuple[Entry | None, ...]
 """by gate: the matrix and the factor of a product"""
 
@@ -28,10 +27,10 @@ class Gate:
     """What goes into the activation of a gate."""
 
     function: Activation
-    products: Mapping[sums.Place, Entry]
-    bias: Mapping[sums.Vector | None, float]
+    products: Mapping[places.Place, Entry]
+    bias: Mapping[places.Vector | None, float]
     """by vector, and of None the number that is added to all: factors"""
-    peepholes: Mapping[sums.Place, tuple[sums.Vector, float]] = field(default_factory=dict)
+    peepholes: Mapping[places.Place, tuple[places.Vector, float]] = field(default_factory=dict)
 
     @property
     def additions(self) -> Any:
@@ -51,23 +50,23 @@ class Step:
     result: str
     gates: tuple[Gate | None, ...]
     """None for one that zeros leave out"""
-    before: sums.Place | None = None
+    before: places.Place | None = None
     """the state before, where the cell names it: a GRU's"""
-    memory: sums.Place | None = None
-    memory_before: sums.Place | None = None
+    memory: places.Place | None = None
+    memory_before: places.Place | None = None
     """of an LSTM: the state of the cell after the step and before it; None for zeros before it"""
     out_function: Activation | None = None
     """of an LSTM"""
     couples_forget: bool = False
     resets_product: bool | None = None
     """None where it makes no difference: the state before is zeros"""
-    inside: Mapping[sums.Vector | None, float] = field(default_factory=dict)
+    inside: Mapping[places.Vector | None, float] = field(default_factory=dict)
     """of a GRU: the bias inside the reset"""
     mask: Condition | None = None
     """for each row to have the new state; another row keeps `kept`"""
-    kept: sums.Place | None = None
+    kept: places.Place | None = None
     """The state before; None for zeros, which are it before the first step, and else stand in the outputs only"""
-    shown: sums.Place | None = None
+    shown: places.Place | None = None
     """the result with zeros in other rows, where it is computed beside the result"""
 
     @property
@@ -76,7 +75,7 @@ class Step:
         return None if self.mask is None else self.mask[1]
 
     @cached_property
-    def entries(self) -> Mapping[sums.Place, Entries]:
+    def entries(self) -> Mapping[places.Place, Entries]:
         """The products by what they read."""
         places = dict.fromkeys(place for gate in self.gates if gate for place in gate.products)
         return {place: tuple(gate.products.get(place) if gate else None for gate in self.gates) for place in places}
@@ -107,7 +106,7 @@ class Cells:
     def steps(self, name: str) -> Iterator[Step]:
         """The steps that a value may be the result of."""
         yield from self._of_masked_rows(name)
-        terms = self._sums.terms(self._values.sum_of(name) or sums.ZERO)
+        terms = self._sums.terms(self._values.sum_of(name) or places.ZERO)
         readers: Sequence[Callable[..., Iterator[Step]]] = (self._rnn, self._lstm, self._gru)
         for read in readers:
             yield from read(name, terms)
@@ -124,22 +123,22 @@ class Cells:
 
     # ---- the plain RNN
 
-    def _rnn(self, name: str, terms: Sequence[tuple[list[sums.Factor], float]]) -> Iterator[Step]:
+    def _rnn(self, name: str, terms: Sequence[tuple[list[places.Factor], float]]) -> Iterator[Step]:
         gate = self._gate(terms[0][0][0]) if len(terms) == 1 and len(terms[0][0]) == 1 and terms[0][1] == 1 else None
         if gate is not None and not gate.peepholes:
             yield Step(RNN, name, (gate,))
 
     # ---- the LSTM: o * h(c), c = f * c' + i * g
 
-    def _lstm(self, name: str, terms: Sequence[tuple[list[sums.Factor], float]]) -> Iterator[Step]:
+    def _lstm(self, name: str, terms: Sequence[tuple[list[places.Factor], float]]) -> Iterator[Step]:
         if len(terms) != 1 or len(terms[0][0]) != 2 or terms[0][1] != 1:
             return
         one, other = terms[0][0]
         for gated, squashed in ((one, other), (other, one)):
-            if isinstance(squashed, sums.Activated) and isinstance(gated, sums.Activated):
+            if isinstance(squashed, places.Activated) and isinstance(gated, places.Activated):
                 yield from self._lstm_of(name, self._gate(gated), squashed)
 
-    def _lstm_of(self, name: str, out: Gate | None, squashed: sums.Activated) -> Iterator[Step]:
+    def _lstm_of(self, name: str, out: Gate | None, squashed: places.Activated) -> Iterator[Step]:
         memory = self._values.memories.get(self._sums.of(squashed))
         if memory is None:
             return
@@ -155,12 +154,12 @@ class Cells:
                 yield Step(LSTM, name, gates, None, memory, before, squashed.function, couples_forget=coupled)
 
     def _memories(
-        self, argument: sums.Sum
-    ) -> Iterator[tuple[Gate | None, Gate | None, Gate | None, sums.Place | None]]:
+        self, argument: places.Sum
+    ) -> Iterator[tuple[Gate | None, Gate | None, Gate | None, places.Place | None]]:
         """The gates of a cell's state: update, candidate, forget, and the state before."""
         pairs, forgotten, rest = [], [], []
         for factors, factor in self._sums.terms(argument):
-            active = [each for each in factors if isinstance(each, sums.Activated)]
+            active = [each for each in factors if isinstance(each, places.Activated)]
             states = [place for each in factors if (place := self._state(each)) is not None]
             if factor == 1 and len(active) == 2:
                 pairs.append(active)
@@ -177,10 +176,10 @@ class Cells:
 
     def _kept(
         self,
-        forgotten: Sequence[tuple[sums.Activated, sums.Place]],
-        rest: Sequence[tuple[list[sums.Factor], float]],
-        update: sums.Activated,
-    ) -> tuple[Gate | None, sums.Place | None] | None:
+        forgotten: Sequence[tuple[places.Activated, places.Place]],
+        rest: Sequence[tuple[list[places.Factor], float]],
+        update: places.Activated,
+    ) -> tuple[Gate | None, places.Place | None] | None:
         """The forget gate, which a coupled cell lacks, and the state before; None for another form."""
         if not rest and not forgotten:
             return None, None
@@ -190,7 +189,9 @@ class Cells:
         before = None if forgotten else self._coupled(rest, update)
         return None if before is None else (None, before)
 
-    def _coupled(self, rest: Sequence[tuple[list[sums.Factor], float]], update: sums.Activated) -> sums.Place | None:
+    def _coupled(
+        self, rest: Sequence[tuple[list[places.Factor], float]], update: places.Activated
+    ) -> places.Place | None:
         """The state c' of `c' - i * c'`."""
         whole = next((parts[0] for parts, factor in rest if len(parts) == 1 and factor == 1), None)
         taken = next((parts for parts, factor in rest if len(parts) == 2 and factor == -1), [])
@@ -198,7 +199,7 @@ class Cells:
 
     # ---- the GRU: z * h' + (1 - z) * n
 
-    def _gru(self, name: str, terms: Sequence[tuple[list[sums.Factor], float]]) -> Iterator[Step]:
+    def _gru(self, name: str, terms: Sequence[tuple[list[places.Factor], float]]) -> Iterator[Step]:
         for keep, candidate, before in self._mixed(terms):
             if keep is None or keep.peepholes:
                 continue
@@ -211,8 +212,8 @@ class Cells:
             yield Step(GRU, name, (keep, reset, new), before, resets_product=resets_product, inside=inside)
 
     def _mixed(
-        self, terms: Sequence[tuple[list[sums.Factor], float]]
-    ) -> Iterator[tuple[Gate | None, sums.Activated, sums.Place | None]]:
+        self, terms: Sequence[tuple[list[places.Factor], float]]
+    ) -> Iterator[tuple[Gate | None, places.Activated, places.Place | None]]:
         """The gate that keeps the state, the candidate, and the state before."""
         single = [(factors[0], factor) for factors, factor in terms if len(factors) == 1]
         pairs = {frozenset(factors): factor for factors, factor in terms if len(factors) == 2}
@@ -221,7 +222,7 @@ class Cells:
         if not single and len(pairs) == 1:  # u * n
             (both, factor), *_ = pairs.items()
             for one, other in _ordered(both):
-                if factor == 1 and isinstance(one, sums.Activated) and isinstance(other, sums.Activated):
+                if factor == 1 and isinstance(one, places.Activated) and isinstance(other, places.Activated):
                     yield self._reversed(one), other, None
         if len(single) != 1 or single[0][1] != 1:
             return
@@ -229,40 +230,40 @@ class Cells:
         taken = [both for both, factor in pairs.items() if factor == -1 and alone in both]
         mixed = [both for both, factor in pairs.items() if factor == 1]
         gate = _other(taken[0], alone) if taken else None
-        if len(taken) != 1 or len(taken) + len(mixed) != len(pairs) or not isinstance(gate, sums.Activated):
+        if len(taken) != 1 or len(taken) + len(mixed) != len(pairs) or not isinstance(gate, places.Activated):
             return
         more = _other(mixed[0], gate) if mixed else None
-        if isinstance(alone, sums.Activated):  # n - z * n + z * h'
+        if isinstance(alone, places.Activated):  # n - z * n + z * h'
             before = self._state(more)
             if not mixed or before is not None:
                 yield self._gate(gate), alone, before
-        elif isinstance(more, sums.Activated) and (before := self._state(alone)) is not None:  # h' - u * h' + u * n
+        elif isinstance(more, places.Activated) and (before := self._state(alone)) is not None:  # h' - u * h' + u * n
             yield self._reversed(gate), more, before
 
-    def _reversed(self, factor: sums.Activated) -> Gate | None:
+    def _reversed(self, factor: places.Activated) -> Gate | None:
         gate = self._gate(factor)
         return gate.negated() if gate is not None and gate.function.name == _SIGMOID else None
 
     def _candidate(
-        self, candidate: sums.Activated, before: sums.Place | None
-    ) -> tuple[Gate, Gate | None, Mapping[sums.Vector | None, float], bool | None] | None:
+        self, candidate: places.Activated, before: places.Place | None
+    ) -> tuple[Gate, Gate | None, Mapping[places.Vector | None, float], bool | None] | None:
         """The gate of the candidate, the reset gate, the bias inside the reset, and whether the reset scales the
         product; None for another form.
         """
-        resets, inside = set[sums.Activated](), dict[sums.Vector | None, float]()
-        products, bias = dict[sums.Place, Entry](), dict[sums.Vector | None, float]()
+        resets, inside = set[places.Activated](), dict[places.Vector | None, float]()
+        products, bias = dict[places.Place, Entry](), dict[places.Vector | None, float]()
         scales: bool | None = None
         for factors, factor in self._sums.terms(candidate.argument):
-            active = [each for each in factors if isinstance(each, sums.Activated)]
-            of = next((each for each in factors if not isinstance(each, sums.Activated)), None)
+            active = [each for each in factors if isinstance(each, places.Activated)]
+            of = next((each for each in factors if not isinstance(each, places.Activated)), None)
             if (
                 len(active) > 1
                 or len(factors) > len(active) + (of is not None)
-                or isinstance(of, sums.Part | sums.Mask)
+                or isinstance(of, places.Part | places.Mask)
             ):
                 return None
             resets.update(active)
-            if not isinstance(of, sums.Product):
+            if not isinstance(of, places.Product):
                 (inside if active else bias)[of] = factor
                 continue
             place, reset = (of.place, None) if active else self._scaled(of.place, before)
@@ -282,29 +283,29 @@ class Cells:
             else (Gate(candidate.function, products, bias), gate, inside, scales)
         )
 
-    def _scaled(self, place: sums.Place, before: sums.Place | None) -> tuple[sums.Place, sums.Activated | None]:
+    def _scaled(self, place: places.Place, before: places.Place | None) -> tuple[places.Place, places.Activated | None]:
         """The state and the reset gate where the place is their product; else the place itself."""
-        known = self._sums.terms(self._values.sum_of(place) or sums.ZERO) if isinstance(place, str) else []
+        known = self._sums.terms(self._values.sum_of(place) or places.ZERO) if isinstance(place, str) else []
         if len(known) == 1 and len(known[0][0]) == 2 and known[0][1] == 1:
             for reset, state in _ordered(known[0][0]):
-                if isinstance(reset, sums.Activated) and before is not None and self._state(state) == before:
+                if isinstance(reset, places.Activated) and before is not None and self._state(state) == before:
                     return before, reset
         return place, None
 
     # ---- what goes into an activation
 
-    def _gate(self, factor: sums.Factor | None) -> Gate | None:
+    def _gate(self, factor: places.Factor | None) -> Gate | None:
         """None unless it is an activation of products, biases and peepholes."""
-        if not isinstance(factor, sums.Activated):
+        if not isinstance(factor, places.Activated):
             return None
-        products, bias = dict[sums.Place, Entry](), dict[sums.Vector | None, float]()
-        peepholes = dict[sums.Place, tuple[sums.Vector, float]]()
+        products, bias = dict[places.Place, Entry](), dict[places.Vector | None, float]()
+        peepholes = dict[places.Place, tuple[places.Vector, float]]()
         for factors, each in self._sums.terms(factor.argument):
-            vectors = [part for part in factors if isinstance(part, sums.Vector)]
-            parts = [part for part in factors if isinstance(part, sums.Part)]
+            vectors = [part for part in factors if isinstance(part, places.Vector)]
+            parts = [part for part in factors if isinstance(part, places.Part)]
             if not factors:
                 bias[None] = each
-            elif len(factors) == 1 and isinstance(factors[0], sums.Product) and factors[0].place not in products:
+            elif len(factors) == 1 and isinstance(factors[0], places.Product) and factors[0].place not in products:
                 products[factors[0].place] = factors[0].matrix, each
             elif len(factors) == 1 and vectors:
                 bias[vectors[0]] = each
@@ -314,17 +315,17 @@ class Cells:
                 return None
         return Gate(factor.function, products, bias, peepholes)
 
-    def _state(self, factor: sums.Factor | None = None) -> sums.Place | None:
+    def _state(self, factor: places.Factor | None = None) -> places.Place | None:
         """The tensor that a part is all of."""
         return factor.place if self._values.is_whole(factor) else None
 
 
-def _other(both: frozenset[sums.Factor], one: sums.Factor) -> sums.Factor | None:
+def _other(both: frozenset[places.Factor], one: places.Factor) -> places.Factor | None:
     """The other of two factors; None where there is none."""
     return next(iter(both - {one}), None) if one in both else None
 
 
-def _ordered(both: Any) -> list[tuple[sums.Factor, sums.Factor]]:
+def _ordered(both: Any) -> list[tuple[places.Factor, places.Factor]]:
     """Two factors in both orders."""
     factors = list(both)
     one, other = factors if len(factors) == 2 else factors * 2

@@ -12,8 +12,7 @@ import numpy as np
 import onnx
 
 from fractune_workers.children.importing.rolling.cells import Cells, Entries, Gate, Step
-from fractune_workers.children.importing.rolling.places import Array
-from fractune_workers.children.importing.rolling.sums import Place, Vector
+from fractune_workers.children.importing.rolling.places import Array, Place, Vector
 from fractune_workers.children.importing.rolling.values import Values
 
 _LEAST_STEPS = 2

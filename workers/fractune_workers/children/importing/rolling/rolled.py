@@ -20,13 +20,10 @@ from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.onnx_graph import in_order, name_of_part, needed_for, operator_of
 from fractune_workers.children.importing.rolling.cells import Entries, Step
 from fractune_workers.children.importing.rolling.chains import Chain, bias_of, chains_of
-from fractune_workers.children.importing.rolling.made import Made
-from fractune_workers.children.importing.rolling.places import ACTIVATION_NAMES, ACTIVATIONS, Array, Span
-from fractune_workers.children.importing.rolling.stacked import stack_up
-from fractune_workers.children.importing.rolling.sums import Place
+from fractune_workers.children.importing.rolling.places import ACTIVATION_NAMES, ACTIVATIONS, Array, Place, Span
+from fractune_workers.children.importing.rolling.stacked import Made, stack_up
 from fractune_workers.children.importing.rolling.values import SHARED, Values
-from fractune_workers.children.recurrent.activations import Activation
-from fractune_workers.children.recurrent.recurrence import GRU, LSTM, MASK, MASKED
+from fractune_workers.children.recurrent.recurrence import GRU, LSTM, MASK, MASKED, Activation
 
 _log = logging.getLogger(__name__)
 _HIDDEN = 2

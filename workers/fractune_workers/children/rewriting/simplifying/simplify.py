@@ -3,7 +3,7 @@
 - Shape changes of constants are computed at once, so that weights are constants for every later pass.
 - A batch normalisation is a scale and a shift. After a convolution with no other reader, the scale goes into the
   weights.
-- Quantized values are float32 (`quantization.py`), and convolutions over lines are over images (`lines.py`).
+- Quantized values are float32, and convolutions over lines are over images (`lines.py`).
 - Normalisations and GELU are one operator (`composites.py`), and reshapes meet and cancel (below).
 """
 

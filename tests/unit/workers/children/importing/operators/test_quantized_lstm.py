@@ -15,9 +15,8 @@ from fractune_core.errors import BadModel
 from fractune_runtime.sessions import OnnxRuntimeSession
 from fractune_workers.children.compiling.weights import LiftedWeights
 from fractune_workers.children.importing.passes import prepare
-from fractune_workers.children.recurrent.activations import Activation
 from fractune_workers.children.recurrent.kernel import recurrence_kernel
-from fractune_workers.children.recurrent.recurrence import Recurrence
+from fractune_workers.children.recurrent.recurrence import Activation, Recurrence
 from fractune_workers.children.recurrent.tilings import tiling_for
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from fractune_workers.children.tvm_api.target import missing_features
