@@ -67,39 +67,49 @@ def test_steps_of_a_decoder_have_two_threads_though_requests_with_pauses_have_on
     assert matched(a_bundle({"cpu:1": 60e-6, "cpu:2": 35e-6}, **cached), here(1500)).threads == 1
 
 
+BY_EIGHTS = {f"cpu:{threads}": 0.008 / threads for threads in (1, 2, 4, 8)}
+UNTUNED_FASTEST = {"cpu:1": {"cpu:1": 0.02, "untuned": 0.01}, "cpu:2": {"cpu:2": 0.015, "untuned": 0.005}}
+
+
+@pytest.mark.parametrize(
+    ("bundle", "at", "variant", "threads", "says"),
+    [
+        # no more threads than CPUs, and than four for each core
+        (a_bundle(BY_EIGHTS), here(3500, 8), "cpu:8", 8, ""),
+        (a_bundle(BY_EIGHTS), here(3500, 4), "cpu:4", 4, ""),
+        (a_bundle(BY_EIGHTS), here(1900, 8), "cpu:4", 4, ""),
+        (a_bundle(BY_EIGHTS), here(250, 8), "cpu:1", 1, ""),
+        # several need slices of the period
+        (a_bundle(MINILM), here(1500, period_us=10_000), "cpu:1", 1, "under a limit of 1500m in periods of 10 ms, "),
+        (a_bundle(MINILM), here(1500, period_us=10_000), "cpu:1", 1, "has times for no other number of threads here"),
+        # no time is interpolated
+        (a_bundle({"cpu:1": 0.04, "cpu:4": 0.012}), here(2500, 4), "cpu:4", 4, "next best with 1 thread"),
+        # times of the whole model come before sums of operators, where they compare
+        (a_bundle(MINILM, timed={"cpu:1": 0.03, "cpu:2": 0.05}), here(1500), "cpu:1", 1, ""),
+        (a_bundle(MINILM, timed={"cpu:2": 0.05}), here(1500), "cpu:2", 2, ""),
+        (a_bundle(MINILM, measured=UNTUNED_FASTEST), here(1500), "untuned", 2, ""),
+        # a pool costs a tiny model more than it gains
+        (a_bundle({"cpu:1": 60e-6, "cpu:2": 35e-6}), here(1500), "cpu:1", 1, ""),
+        (a_bundle({"cpu:1": 600e-6, "cpu:2": 350e-6}), here(1500), "cpu:2", 2, ""),
+        (
+            *(a_bundle(MINILM, measured={}), here(1500), "cpu:1", 1),
+            "; the limit of 1500m counts as 1 core, because the bundle has no times to predict its effect",
+        ),
+        (a_bundle(MINILM), ShareHere(1, (0, 1), "made up", quota=Quota(1_001, 3_000)), "cpu:1", 1, ""),
+    ],
+)
+def test_the_threads_under_a_limit(bundle: Bundle, at: ShareHere, variant: str, threads: int, says: str) -> None:
+    found = matched(bundle, at)
+    assert (found.variant, found.threads) == (variant, threads)
+    assert says in found.reason
+
+
 def test_the_most_requests_in_a_loop_where_that_is_the_goal() -> None:
-    bundle = a_bundle(MINILM)
-    for quota_m, variant in ((1000, "cpu:1"), (1500, "cpu:2")):
-        assert matched(bundle, here(quota_m), "throughput").variant == variant
-    assert matched(bundle, here(1500), "throughput").reason == (
+    assert matched(a_bundle(MINILM), here(1000), "throughput").variant == "cpu:1"
+    assert matched(a_bundle(MINILM), here(1500), "throughput").reason == (
         "under a limit of 1500m, predicted best with 2 threads: 75.8 requests/s in a loop; "
         "next best with 1 thread: 54.3 requests/s"
     )
-
-
-@pytest.mark.parametrize(("quota_m", "cpus", "threads"), [(3500, 8, 8), (3500, 4, 4), (1900, 8, 4), (250, 8, 1)])
-def test_no_more_threads_than_cpus_and_than_four_for_each_core(quota_m: int, cpus: int, threads: int) -> None:
-    times = {f"cpu:{threads}": 0.008 / threads for threads in (1, 2, 4, 8)}
-    assert matched(a_bundle(times), here(quota_m, cpus)).threads == threads
-
-
-def test_several_threads_need_slices_of_the_period() -> None:
-    found = matched(a_bundle(MINILM), here(1500, period_us=10_000))
-    assert found.threads == 1
-    assert "under a limit of 1500m in periods of 10 ms, " in found.reason
-    assert found.reason.endswith("; the bundle has times for no other number of threads here")
-
-
-def test_no_time_is_interpolated() -> None:
-    found = matched(a_bundle({"cpu:1": 0.04, "cpu:4": 0.012}), here(2500, 4))
-    assert (found.variant, found.threads) == ("cpu:4", 4)
-    assert "next best with 1 thread" in found.reason
-
-
-def test_times_of_the_whole_model_come_before_sums_of_operators() -> None:
-    times = {"cpu:1": 0.03, "cpu:2": 0.05}
-    assert matched(a_bundle(MINILM, timed=times), here(1500)).threads == 1
-    assert matched(a_bundle(MINILM, timed={"cpu:2": 0.05}), here(1500)).threads == 2, "these do not compare"
 
 
 def test_a_disturbed_time_of_the_whole_model_chooses_nothing() -> None:
@@ -107,29 +117,6 @@ def test_a_disturbed_time_of_the_whole_model_chooses_nothing() -> None:
     disturbed = a_bundle(MINILM, timed=times, others_cores={"cpu:2": 0.8})
     assert matched(disturbed, here(1500)) == matched(a_bundle(MINILM), here(1500))
     assert matched(a_bundle(MINILM, timed=times, others_cores={"cpu:2": 0.2}), here(1500)).threads == 1
-
-
-def test_the_untuned_variant_where_it_is_the_fastest() -> None:
-    measured = {"cpu:1": {"cpu:1": 0.02, "untuned": 0.01}, "cpu:2": {"cpu:2": 0.015, "untuned": 0.005}}
-    found = matched(a_bundle(MINILM, measured=measured), here(1500))
-    assert (found.variant, found.how, found.threads) == ("untuned", How.NONE, 2)
-
-
-def test_a_tiny_model_has_no_pool_that_costs_more_than_it_gains() -> None:
-    assert matched(a_bundle({"cpu:1": 60e-6, "cpu:2": 35e-6}), here(1500)).threads == 1
-    assert matched(a_bundle({"cpu:1": 600e-6, "cpu:2": 350e-6}), here(1500)).threads == 2
-
-
-def test_without_times_whole_cores_count_and_the_reason_says_so() -> None:
-    found = matched(a_bundle(MINILM, measured={}), here(1500))
-    assert (found.variant, found.threads) == ("cpu:1", 1)
-    assert found.reason.endswith(
-        "; the limit of 1500m counts as 1 core, because the bundle has no times to predict its effect"
-    )
-
-
-def test_an_odd_quota_that_the_kernel_takes() -> None:
-    assert matched(a_bundle(MINILM), ShareHere(1, (0, 1), "made up", quota=Quota(1_001, 3_000))).threads == 1
 
 
 def test_a_choice_takes_little_time_for_slow_models_and_many_numbers() -> None:
@@ -223,30 +210,37 @@ def reason(at: ShareHere, replicas: int | None = None, **changes: Any) -> str:
     return choose_replicas(a_bundle(MINILM, **changes), at, DEFAULT_POLICY, replicas)[1].reason
 
 
-def test_two_replicas_of_one_thread_at_one_and_a_half_cores() -> None:
+@pytest.mark.parametrize(
+    ("at", "times", "replicas", "found"),
+    [
+        (here(1500), MINILM, None, (2, 1, "cpu:1")),
+        (here(1500), MINILM, 1, (1, 2, "cpu:2")),
+        # the fewest threads of equally fast divisions
+        (here(1000), MINILM, None, (1, 1, "cpu:1")),
+        (here(500), MINILM, None, (1, 1, "cpu:1")),
+        (whole(2), MINILM, None, (2, 1, "cpu:1")),
+        (whole(5), MINILM, None, (5, 1, "cpu:1")),
+        (whole(4), MINILM, 2, (2, 2, "cpu:2")),
+        (whole(4), MINILM, 3, (3, 1, "cpu:1")),
+        (whole(2), MINILM, 5, (5, 1, "cpu:1")),  # more than CPUs: they share them
+        # threads that gain more than replicas
+        (whole(4), {"cpu:1": 0.020, "cpu:2": 0.009}, None, (2, 2, "cpu:2")),
+        (here(3500, cpus=4), {"cpu:1": 0.020, "cpu:2": 0.009}, None, (2, 2, "cpu:2")),
+        # replicas need slices of the period
+        (here(2500, cpus=3, period_us=10_000), MINILM, None, (1, 1, "cpu:1")),
+    ],
+)
+def test_replicas_and_their_threads(at: ShareHere, times: dict[str, float], replicas: int | None, found: Any) -> None:
+    assert division(at, times, replicas) == found
+
+
+def test_the_reason_of_a_division_has_its_rate() -> None:
     """Measured of MiniLM: 81.6 requests/s, and 75.9 with one replica of two threads (docs/cpu-limits.md)."""
-    assert division(here(1500)) == (2, 1, "cpu:1")
     assert reason(here(1500)) == (
         "under a limit of 1500m, predicted best with 2 replicas of 1 thread: 81.5 requests/s in a loop; "
         "next best with 1 replica of 2 threads: 75.8"
     )
-
-
-def test_of_equally_fast_divisions_the_fewest_threads() -> None:
-    assert division(here(1000)) == (1, 1, "cpu:1")
-    assert division(here(500)) == (1, 1, "cpu:1")
-
-
-def test_whole_cores() -> None:
-    assert division(whole(2)) == (2, 1, "cpu:1")
-    assert division(whole(5)) == (5, 1, "cpu:1")
     assert reason(whole(2)).startswith("on 2 cores, predicted best with 2 replicas of 1 thread: 108 requests/s in")
-
-
-def test_threads_that_gain_more_than_replicas() -> None:
-    times = {"cpu:1": 0.020, "cpu:2": 0.009}
-    assert division(whole(4), times) == (2, 2, "cpu:2")
-    assert division(here(3500, cpus=4), times) == (2, 2, "cpu:2")
 
 
 def test_a_given_number_of_threads() -> None:
@@ -258,17 +252,6 @@ def test_a_given_number_of_threads() -> None:
     assert (count, untimed.threads) == (1, 3)
     with pytest.raises(ShareUnavailable, match="threads is 3, and there are 2 CPUs; ask for 2 at most"):
         choose_replicas(a_bundle(MINILM), whole(2), DEFAULT_POLICY, None, 3)
-
-
-def test_a_given_number_of_replicas() -> None:
-    assert division(whole(4), replicas=2) == (2, 2, "cpu:2")
-    assert division(whole(4), replicas=3) == (3, 1, "cpu:1")
-    assert division(whole(2), replicas=5) == (5, 1, "cpu:1"), "more than CPUs: they share them"
-    assert division(here(1500), replicas=1) == (1, 2, "cpu:2")
-
-
-def test_replicas_need_slices_of_the_period() -> None:
-    assert division(here(2500, cpus=3, period_us=10_000)) == (1, 1, "cpu:1")
 
 
 @pytest.mark.parametrize(("replicas", "found"), [(None, (2, 1, "cpu:1")), (1, (1, 2, "cpu:2"))])
