@@ -172,25 +172,21 @@ def compiled(model: Path, past: int, tokens: int) -> Path:
 
 def test_a_recogniser_computes_what_it_reads_of_the_encoder_once(tmp_path: Path) -> None:
     encoder, decoder = write_recogniser(tmp_path)
-    (tmp_path / "greedy").mkdir()
-    greedy = tmp_path / "greedy" / "decoder.onnx"
+    greedy = tmp_path / "greedy.onnx"
     write_one_file(decoder, greedy, greedy=True)
     sound = np.random.default_rng(3).standard_normal((1, 6, 8)).astype("float32")
-    wanted = theirs(encoder, decoder, sound, STEPS)
     heard = fractune.load(
         compile_model(encoder, tmp_path / "encoder.fractune", "", ["cpu:1"], {"audio_features": [1, 6, 8]})
     )
     rows = {spec.name: array for spec, array in zip(heard.outputs, heard.run({"audio_features": sound}), strict=True)}
-    for model in (decoder, greedy):
-        bundles = [compiled(model, past, tokens) for past, tokens in ((16, 4), (208, 1))]
-        session = fractune.load(fractune.join(bundles, out=model.with_name("all.fractune"))).decoder(rows)
-        made = [session.prefill(START)]
-        tokens = [int(made[0].argmax() if model == decoder else made[0][0])]
-        while len(tokens) < STEPS:
-            answer = session.step(tokens[-1])
-            tokens.append(int(answer.argmax() if model == decoder else answer[0]))
-        assert tokens == wanted
-        assert answer.shape == ((1, 40) if model == decoder else (1,))
+    bundles = [compiled(greedy, past, tokens) for past, tokens in ((16, 4), (208, 1))]
+    session = fractune.load(fractune.join(bundles, out=tmp_path / "all.fractune")).decoder(rows)
+    tokens = [int(session.prefill(START)[0])]
+    while len(tokens) < STEPS:
+        answer = session.step(tokens[-1])
+        tokens.append(int(answer[0]))
+    assert tokens == theirs(encoder, decoder, sound, STEPS)
+    assert answer.shape == (1,)
 
 
 def test_a_model_without_logits_has_no_tokens(tmp_path: Path) -> None:
@@ -222,7 +218,7 @@ def by_onnxruntime(graph: Path, inputs: Named) -> dict[str, Array]:
 
 @pytest.mark.parametrize(
     ("places", "graph", "pasts"),
-    [("sliced", MERGED, (0, 4, 10)), ("gathered", WITH_PAST, (6,)), ("distances", MERGED, (6,))],
+    [("sliced", MERGED, (0, 6)), ("gathered", WITH_PAST, (6,)), ("distances", MERGED, (6,))],
 )
 def test_greedy_tokens(tmp_path: Path, places: str, graph: str, pasts: Sequence[int]) -> None:
     """With a bundle of no past, its branch computes the rows of the encoder."""
