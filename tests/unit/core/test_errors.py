@@ -5,7 +5,7 @@ import time
 import grpc
 import pytest
 
-from fractune_core.errors import BadModel, BadRequest, FractuneError, error_from_name, error_kinds, shortened, some_of
+from fractune_core.errors import BadModel, BadRequest, FractuneError, error_from_name, error_kinds, some_of
 
 KINDS = {name: kind for name, kind in error_kinds().items() if kind.__module__ == "fractune_core.errors"}
 
@@ -35,12 +35,6 @@ def test_a_message_of_any_length_keeps_its_begin_and_its_end() -> None:
     assert shown.startswith("node 'AAA")
     assert " ... " in shown
     assert shown.endswith("A' has operator Nope; export without it")
-
-
-@pytest.mark.parametrize("length", [1, 9, 10])
-def test_what_is_short_enough_stays(length: int) -> None:
-    assert shortened("x" * length, 10) == "x" * length
-    assert shortened("abcdefghijk", 10) == "abc ... jk"
 
 
 def test_an_unknown_name_is_still_an_error_of_ours() -> None:

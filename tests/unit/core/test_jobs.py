@@ -73,8 +73,3 @@ def test_the_contract_has_the_namespace_where_it_had_the_scope() -> None:
     places = {message.DESCRIPTOR.name: message.DESCRIPTOR.fields_by_name["namespace"].number for message in NAMESPACED}
     assert places == {"JobSpec": 15, "RecordFilter": 7, "Record": 27, "MatchModelRequest": 7, "TabulateModelRequest": 5}
     assert pb.Spending.DESCRIPTOR.fields_by_name["task"].number == 1
-
-
-def test_a_long_namespace_is_not_quoted_whole() -> None:
-    with pytest.raises(BadRequest, match=r"^namespace '.{,120}': write at most 64 letters"):
-        JobSpec.requested("m.onnx", "cpu:1", namespace="n" * 5000).check()

@@ -105,13 +105,6 @@ def test_spans_of_several_processes_are_one_trace_of_their_job(receiver: OtlpRec
     assert tracing.current("job1") == ""
 
 
-def test_two_jobs_are_two_traces(receiver: OtlpReceiver) -> None:
-    with tracing.traces("server"):
-        for job in ("job1", "job2"):
-            tracing.note_job(job, 1.0, 2.0)
-    assert len({span.trace for span in receiver.spans()}) == 2
-
-
 def test_a_job_is_in_the_sample_whole_or_not_at_all(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")

@@ -125,14 +125,6 @@ def test_a_wrong_value_is_quoted_in_words_of_our_own(
     assert line.endswith(f". Try 'fractune {args[0]} --help'.")
 
 
-def test_trials_and_extra_trials_are_named_as_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "m.onnx").write_bytes(b"")
-    command = ["tune", str(tmp_path / "m.onnx"), "--shares", "cpu:1", "--trials", "5", "--extra-trials", "4"]
-    assert main(command) == 2
-    wrong = "--trials is 5, which includes the log, and --extra-trials is 4, beyond the log; give one of them"
-    assert only_line(capsys.readouterr().err).endswith(wrong)
-
-
 _NOT_A_FOLDER = "taken"
 
 WRITING = {

@@ -116,16 +116,6 @@ def test_updates_that_overlap_count_a_trial_once(server: ScriptedServer) -> None
             assert list(threads.map(update, [client, client])) == [newest, newest]
 
 
-def test_an_answer_stays_as_it_is_when_trials_come(server: ScriptedServer) -> None:
-    followed = JobTrials("jobs/j1")
-    with Client(server.address) as client:
-        server.records = records(1)
-        before = followed.update(client)
-        server.records = records(2, 1)
-        assert len(followed.update(client)) == 2
-    assert len(before) == 1
-
-
 class ArrivingLog:
     """A log of the newest first that gets a record with each query."""
 

@@ -20,7 +20,6 @@ from fractune.errors import (
     JobFailed,
     NotFound,
     RedisGone,
-    ServerUnreachable,
     ShareUnavailable,
     StateUnusable,
 )
@@ -173,11 +172,6 @@ def test_jobs_are_listed_and_cancelled(client: fractune.Client, server: Scripted
         client.job("none").status()
 
 
-def test_no_server_is_one_of_our_errors(model: Path) -> None:
-    with fractune.connect("127.0.0.1:1") as client, pytest.raises(ServerUnreachable, match=r"127\.0\.0\.1:1"):
-        client.submit(model, SHARES)
-
-
 def test_the_fleet_and_its_shares(client: fractune.Client) -> None:
     assert client.workers() == [fractune.Worker("workers/w1", "build", "here", 1, 0.0)]
     assert client.fleet() == fractune.Fleet(tuple(client.workers()))
@@ -314,11 +308,6 @@ def test_it_works_in_any_thread_and_leaves_signals_alone(server: ScriptedServer,
     thread.join(60)
     assert made[0].bundle.path.is_file()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
-
-
-def test_state_and_server_exclude_each_other(server: ScriptedServer, model: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="exclude each other"):
-        fractune.tune(model, SHARES, server=server.address, state=tmp_path)
 
 
 def test_progress_is_live_lines_plain_lines_a_function_or_nothing() -> None:

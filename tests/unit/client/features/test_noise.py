@@ -135,7 +135,3 @@ VARIES, NOT_EITHER = "the machine's speed varies by 16.2 % (median)", "the machi
 )
 def test_a_spread_is_told_with_its_causes_and_the_anchor(changes: dict[str, Any], said: str) -> None:
     assert explanation_lines({"explanation": {**FOUND, **changes}}) == [said]
-
-
-def test_where_nothing_was_counted_nothing_is_said() -> None:
-    assert explanation_lines({"explanation": None}) == []

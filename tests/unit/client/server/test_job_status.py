@@ -7,7 +7,6 @@ import pytest
 from fractune.server.job_status import JobProgress, JobStatus, job_status
 from fractune.server.pace import Pace, TimeLeft
 from fractune_core.jobs import JobSpec, JobState
-from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import job_script
 
 
@@ -56,9 +55,3 @@ def test_the_last_trials_gain_what_they_saved_of_the_operators_time() -> None:
     assert pace.gained(31) is None, "seven trials tell nothing"
     assert Pace().gained(128) is None
     assert pace.speed_ups() == {"cpu:1": pytest.approx(10 / 3.8), "cpu:2": 1.0}
-
-
-def test_an_alternative_has_the_weight_0() -> None:
-    job = job_script()[1]
-    job.operators.append(pb.Operator(display_name="attention", workload_hash="a" * 16, weight=0))
-    assert job_status(job).operators[-1].weight == 0

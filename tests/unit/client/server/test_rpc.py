@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from fractune.server import uploads
-from fractune.server.rpc import Absence, RpcClient, job_name
+from fractune.server.rpc import Absence, RpcClient
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import (
     BadModel,
@@ -133,11 +133,6 @@ def test_all_pages_are_read(client: RpcClient, server: ScriptedServer) -> None:
     assert (len(found.records), found.total_size) == (4, 5)
 
 
-def test_a_watched_job_is_given_until_its_end(client: RpcClient, server: ScriptedServer) -> None:
-    server.script = job_script()
-    assert [job.revision for job in client.watch_job("j1")] == [1, 2, 3, 4]
-
-
 def test_watching_goes_on_when_the_server_comes_back(tmp_path: Path) -> None:
     script = job_script()
     address = f"unix:{tmp_path / 's'}"
@@ -240,10 +235,6 @@ def test_a_bundle_for_a_full_disk_needs_another_folder(
     with pytest.raises(StateUnusable, match=r"No space left on device; pass --out with a folder that has room$"):
         client.download_bundle("bundles/b1", NewBundle(tmp_path / "m.fractune"))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_job_names_are_taken_with_and_without_their_collection() -> None:
-    assert job_name("j1") == job_name("jobs/j1") == "jobs/j1"
 
 
 class TornCall:

@@ -30,11 +30,6 @@ def test_no_other_buckets_have_less_expected_time(seed: int) -> None:
     assert found.exact_mean_s == pytest.approx(sum(length**2 for length in lengths) / len(lengths))
 
 
-def test_no_more_buckets_than_lengths() -> None:
-    assert choose_buckets([5, 6, 7], float, 4).buckets == (8,)
-    assert choose_buckets([5, 20], float, 4).buckets == (8, 24)
-
-
 def test_times_are_straight_between_the_measured_ones_and_do_not_fall() -> None:
     secs_of = interpolated([(64, 4.0), (16, 1.0), (32, 0.5)])
     assert [secs_of(length) for length in (1, 16, 24, 32, 48, 64, 128)] == [1, 1, 1, 1, 2.5, 4, 8]

@@ -134,13 +134,3 @@ def test_no_unit_does_more_than_its_peak_at_the_attainable_time(work: Arithmetic
     assert work.io_bytes / least_s <= max(roof.gb_per_s, roof.read_gb_per_s) * 1e9 * (1 + 1e-9)
     part = reached(work, roof, secs)
     assert (part is None) == (least_s / secs > DOUBTFUL)
-
-
-@given(works, roofs, st.floats(1.0, 10.0))
-def test_a_higher_roof_is_never_slower(work: Arithmetic, roof: Roof, factor: float) -> None:
-    rates = (each * factor for each in (roof.gflops, roof.gb_per_s, roof.read_gb_per_s))
-    gflops, gb_per_s, read_gb_per_s = rates
-    higher = Roof(gflops, gb_per_s, roof.cache_bytes, read_gb_per_s=read_gb_per_s)
-    before, after = attainable_s(work, roof), attainable_s(work, higher)
-    if before is not None and after is not None:
-        assert after <= before * (1 + 1e-9)

@@ -191,8 +191,3 @@ def test_a_huge_directory_is_not_parsed() -> None:
     data = archive_of(*((str(number), b"") for number in range(100)))
     with pytest.raises(BadArchive, match="its central directory has 4790 bytes, and 1000 is the limit"):
         Archive(data, most_directory_bytes=1000)
-
-
-def test_a_missing_file_is_an_error_of_the_system(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        Archive(tmp_path / "missing")

@@ -150,12 +150,6 @@ def test_light_load_is_in_time_and_heavy_load_late() -> None:
     assert (free.holds, free.late) == (True, 0.0)
 
 
-def test_the_same_seed_gives_the_same_and_another_another() -> None:
-    plan = a_plan(30, 0.25, part(0.1, batch=4))
-    assert simulate(plan, seed=1, requests=2000) == simulate(plan, seed=1, requests=2000)
-    assert simulate(plan, seed=1, requests=2000) != simulate(plan, seed=2, requests=2000)
-
-
 def test_models_do_not_touch_each_other() -> None:
     plan = a_plan(30, 0.25, part(0.1, batch=4))
     both = replace(

@@ -124,11 +124,6 @@ class KeptContract(StoreContract):
         assert store.models.find_ingested(key) == found
         assert store.models.find_ingested(replace(key, inputs={"x": [1, 4]})) is None
 
-    def test_a_look_whether_it_takes_writes_changes_nothing(self, store: Store) -> None:
-        store.roofs.add("device", "share", Roof(1.0, 2.0, 3))
-        store.check_writable()
-        assert store.roofs.of("device")
-
 
 class TestSqliteStore(OnSqlite, KeptContract):
     def test_a_full_disk_is_said_in_one_line_and_loses_nothing(self, store: Store) -> None:

@@ -12,7 +12,7 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.codec.plain_json import to_dict, write_json
 from fractune_core.errors import BadModel, FractuneError, JobFailed
-from fractune_core.fleet import redis_names, redis_state
+from fractune_core.fleet import redis_names
 from fractune_core.fleet.messages import WorkFailed
 from fractune_core.fleet.redis_state import put_entry
 from fractune_core.fleet.signed_messages import seal_worker, sign_json
@@ -85,15 +85,6 @@ def test_a_sweep_beside_200_running_pieces_of_work_is_few_round_trips(
     assert commands == {"smembers": 2, "mget": 1, "zrange": 2, "lrange": 1, "hmget": WORK, "hget": WORKERS}
     assert round_trips(monkeypatch, sweep) == 6
     assert connection.zcard(f"rq:wip:{redis_names.COMPILE_QUEUE}") == WORK
-
-
-def test_a_sweep_gives_all_work_of_dead_workers_again(connection: redis.Redis) -> None:
-    begin_work(connection, 40)
-    for number in range(5):
-        connection.delete(redis_state.worker_key(f"w{number}"))  # as it expires
-    Requeuer(connection, WorkQueues(connection, SECRET), lambda _: None).sweep(live_workers(connection, SECRET))
-    waiting = Queue(redis_names.COMPILE_QUEUE, connection=connection, serializer=JSONSerializer).get_job_ids()
-    assert sorted(waiting) == sorted(f"work{number}" for number in range(40) if number % WORKERS < 5)
 
 
 def test_streams_are_trimmed_in_three_round_trips_however_many(

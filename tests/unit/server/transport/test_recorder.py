@@ -87,17 +87,6 @@ def test_what_was_not_acknowledged_comes_again_to_the_next_server(connection: re
     assert count(store) == 1
 
 
-def test_a_poll_of_no_length_brings_what_is_there_and_does_not_wait(
-    redis_url: str, connection: redis.Redis, store: Store
-) -> None:
-    with redis.Redis.from_url(redis_url, socket_timeout=5.0, retry=None) as impatient:
-        recorder = Recorder(impatient, store.log, SECRET, list)
-        recorder.poll(0)
-        assert recorder.poll(0).arrivals == []
-        send(connection, record("a"))
-        assert len(recorder.poll(0).arrivals) == 1
-
-
 def test_an_unreadable_result_is_set_aside_whole_and_the_others_are_recorded(
     connection: redis.Redis, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:

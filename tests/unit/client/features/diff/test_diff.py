@@ -64,12 +64,6 @@ def with_records(path: Path, *records: TuningRecord) -> Path:
     return path
 
 
-def test_bundles_are_compared_without_a_server(tmp_path: Path) -> None:
-    found = fractune.diff(bundle(tmp_path / "a.fractune", 2e-3), bundle(tmp_path / "b.fractune", 1e-3))
-    assert found.changes[0].speed_up == 2.0
-    assert "2.00x" in str(found.table)
-
-
 def test_jobs_are_compared_by_the_command(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "j1", "jobs/j1", "--server", server.address, "--json"]) == 0
     sides, *said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -58,12 +58,6 @@ def test_the_smallest_limit_without_a_burst_is_the_best(fitted: FitResult) -> No
     assert repr(found) == f"FitResult(minilm.onnx: {best.name}, of {len(found.alternatives)} alternatives)"
 
 
-def test_texts_and_the_step_reach_the_search(monkeypatch: pytest.MonkeyPatch, fitted: FitResult) -> None:
-    monkeypatch.setattr(fitting, "fit_services", lambda *_: fitted.alternatives)
-    found = fractune.fit("minilm.onnx", "600/min", "0.04s", share_steps="10m", progress=False)
-    assert found.goal == replace(GOAL, rate_per_s=10, p99_s=0.04, step_m=10)
-
-
 def test_the_table_calls_latencies_predicted_and_has_the_utilisation(fitted: FitResult) -> None:
     table = fitted.table
     assert table.title == ("minilm.onnx in ONNX Runtime 1.31.1: 18/s with p99 at most 50.0 ms, predicted on 2 cores")

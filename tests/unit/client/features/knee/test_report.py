@@ -16,7 +16,6 @@ from fractune.features.knee.report import (
     drawn_units,
     fastest_knee,
     knee_json,
-    knee_lines,
     knee_report,
     knee_table,
     limit_latencies,
@@ -133,14 +132,6 @@ def test_a_measured_loss_has_its_interval() -> None:
     assert f"5.0 % ({data['loss_low'] * 100:.1f} % .. {data['loss_high'] * 100:.1f} %)" in cells
     predicted = knee_json(report())
     assert (predicted["loss_low"], predicted["loss_high"]) == (None, None)
-
-
-def test_sentences_say_how_sure_they_are() -> None:
-    predicted, bound, nothing = knee_lines([report(), report("conv2d", TWO), report("dense", ONE)])
-    assert predicted.startswith("squeezenet: ")
-    assert "predicted times are off by about" in predicted
-    assert "two shares measured" in bound
-    assert "one share measured" in nothing
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])

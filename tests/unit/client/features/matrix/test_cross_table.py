@@ -77,13 +77,6 @@ def test_the_table_of_a_disturbed_job_says_so() -> None:
     assert table_json(model_table(busy))["at_load"]["cpu:1"]["disturbed"] is True
 
 
-def test_one_schedule_that_is_the_fastest_under_two_names_ties_with_nobody() -> None:
-    cells = {"cpu:1": {"cpu:2": cell(1e-3)}, "cpu:2": {"cpu:2": cell(1e-3)}, "robust": {"cpu:2": cell(1e-3, "other")}}
-    table = CrossTable("m", 1, SHARES, cells)
-    told = [cell_text(table, name, "cpu:2") for name in cells]
-    assert told == ["1.00 ms  fastest", "1.00 ms  fastest", "1.00 ms  tie"]
-
-
 def test_what_another_beats_in_pairs_is_not_the_fastest() -> None:
     """The machine slowed down after four turns: by its median `cpu:1` is faster, next to each other it is not."""
     slower, faster = Cell([1.0] * 5 + [3.0] * 4, "j1"), Cell([0.9] * 4 + [1.05] + [2.7] * 4, "j1")
@@ -91,12 +84,6 @@ def test_what_another_beats_in_pairs_is_not_the_fastest() -> None:
     assert slower.median_s < faster.median_s
     assert table.fastest("cpu:1") == "robust"
     assert [lost.median for *_, lost in table.all()] == [pytest.approx(1 / 0.9 - 1), 0.0]
-
-
-def test_what_ties_with_the_smallest_median_leaves_it_the_fastest() -> None:
-    smaller, pairwise = Cell([1.0] * 4 + [3.0] * 3, "j1"), Cell([0.9] + [1.1] * 3 + [2.7] * 3, "j1")
-    table = CrossTable("m", 1, ("cpu:1",), {"cpu:1": {"cpu:1": smaller}, "robust": {"cpu:1": pairwise}})
-    assert [cell_text(table, name, "cpu:1") for name in table.cells] == ["1.00 s  fastest", "1.10 s  tie"]
 
 
 def test_a_loss_whose_interval_is_not_known_is_no_tie() -> None:

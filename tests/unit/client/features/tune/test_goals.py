@@ -107,10 +107,6 @@ def test_it_ends_when_it_is_beaten_or_nothing_is_left_to_try_with(
     assert goal_end(goal(ratio), known, 8, empty_steps, minutes_over=minutes_over) is end
 
 
-def test_without_a_bound_trials_never_end_it() -> None:
-    assert goal_end(goal(1.2), 10_000, None, 0, minutes_over=False) is None
-
-
 @given(st.integers(0, 5000), st.integers(1, 200), st.none() | st.integers(0, 5000))
 def test_steps_grow_up_to_their_bound(reached: int, operators: int, most: int | None) -> None:
     wanted = next_trials(reached, operators, most)

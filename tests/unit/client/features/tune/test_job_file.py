@@ -91,11 +91,6 @@ def test_a_wrong_option_of_a_model_is_named_before_the_first_is_tuned(
     assert says in error
 
 
-def test_the_file_may_stand_behind_an_equals_sign(tmp_path: Path) -> None:
-    path = job_file(tmp_path, "[[models]]\nfile = 'a.onnx'")
-    assert command_lines("tune", f"--job={path}") == [["tune", str(tmp_path / "a.onnx")]]
-
-
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     paths = {"out": "a.fractune", "picture": "b.svg", "sample": "/c.txt", "state": "~/state", "token-file": "d"}
     text = "".join(f"{name} = '{path}'\n" for name, path in paths.items())
@@ -320,12 +315,6 @@ def test_a_model_that_fails_does_not_end_those_after_it(
     assert "cpu:x" in failed
     assert next_begins == f"{second} begins, 2 of 2 in {path}"
     assert "jobs/j1" in said.out
-
-
-def test_an_unknown_option_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = job_file(tmp_path, "trails = 3\n[[models]]\nfile = 'a.onnx'")
-    assert main(["tune", "--job", str(path), "--quiet"]) == 2
-    assert capsys.readouterr().err.startswith(f"fractune: {path}: {tmp_path / 'a.onnx'}: No such option: --trails")
 
 
 def test_a_job_in_a_job_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -248,13 +248,6 @@ def test_times_inside_a_disturbed_model_are_too_long_and_that_is_the_cause() -> 
     assert not any("too long" in note for note in time_table(quiet).notes)
 
 
-def test_a_time_that_is_no_part_of_the_model_has_no_mark() -> None:
-    """A server may say anything: the part is 0."""
-    known = job(operator("conv", 1, 1e-6))
-    found = replace(known, results=(replace(known.results[0], inside=inside(5e-324, whole_s=1e300)),))
-    assert not time_table(found).cells[0][4].endswith("+")
-
-
 def test_a_tiny_operator_has_no_mark() -> None:
     for inside_s in (0.09e-3, 0.0):
         table = time_table(timed_inside(job(operator("conv", 1, 1e-6)), inside_s))
@@ -373,12 +366,6 @@ def test_latencies_at_30_percent_load_are_of_the_best_for_requests() -> None:
         "latency": "robust",
         "throughput": "cpu:2",
     }
-
-
-def test_a_model_without_latencies_at_load_has_a_dash() -> None:
-    job = job_status(job_script()[-1])
-    assert [row[5] for row in latency_table(job).cells] == ["-", "-"]
-    assert result_json(job, "b")["shares"][0]["served"] == {}
 
 
 def test_times_of_a_busy_machine_choose_nothing() -> None:

@@ -121,13 +121,6 @@ def test_backup_and_restore_say_what_they_hold(state: Path, tmp_path: Path, caps
     assert capsys.readouterr().out.endswith(f"to {tmp_path / 'new'}\n")
 
 
-def test_what_cannot_be_done_is_one_line(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["admin", "backup", str(tmp_path / "none" / "b.tar"), "--state", str(tmp_path / "empty")]) == 7
-    assert main(["admin", "restore", str(tmp_path / "no.tar"), "--state", str(state)]) == 7
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.startswith("fractune: ") for line in lines] == [True, True]
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -39,23 +39,6 @@ def test_the_log_is_shown_and_filtered(server: ScriptedServer, capsys: pytest.Ca
     assert "write trial or validation" in only_line(capsys.readouterr().err)
 
 
-def test_an_exported_log_comes_back_as_it_was(
-    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server.records = [to_proto(record("r1", max_error=0.5), pb.Record), to_proto(record("r2", run_secs=()), pb.Record)]
-    path, at = tmp_path / "log.jsonl", ["--server", server.address]
-    assert main(["log", "export", str(path), *at]) == 0
-    assert main(["log", "import", str(path), *at]) == 0
-    assert [part.record for part in server.imported[1:]] == server.records
-    assert server.imported[0].workload == pb.Workload(workload_hash="0123", json="[]")
-    capsys.readouterr()
-    assert main(["log", "export", str(path), *at]) == 2
-    assert "--force" in only_line(capsys.readouterr().err)
-    assert main(["log", "export", str(path), "--force", "--format", "csv", "--json", *at]) == 0
-    assert json.loads(capsys.readouterr().out)["records"] == 2
-    assert len(path.read_text().splitlines()) == 3
-
-
 def test_a_large_log_is_imported_by_several_calls_and_workloads_come_first(
     server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

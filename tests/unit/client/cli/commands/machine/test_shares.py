@@ -92,17 +92,6 @@ def test_a_machine_without_a_driver_says_so_and_ends_well(
     assert events[1]["reason"] == "no NVIDIA driver here"
 
 
-def test_a_proof_that_failed_ends_with_the_code_of_a_share(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failed = [offer(f"green:{sms}", None, proof=PROOF_FAILED, refusal=f"{sms} leaked") for sms in (8, 16)]
-    stage(monkeypatch, *failed, offer("full", 132))
-    assert main(["shares", "--prove"]) == 4
-    out, err = capsys.readouterr()
-    assert "not offered: 8 leaked\nnot offered: 16 leaked\n" in out
-    assert err == "fractune: green:8, green:16 could not be proved; the reasons are printed above\n"
-
-
 def test_a_proved_limit_shows_what_busy_processes_got(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

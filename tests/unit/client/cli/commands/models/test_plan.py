@@ -106,11 +106,6 @@ def test_what_cannot_be_is_one_line_and_a_code(
     assert said.out == ""
 
 
-def test_a_plan_file_that_is_not_there_is_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(tmp_path / "gone.toml")]) == 2
-    assert "gone.toml: cannot read the plan file (No such file or directory)" in capsys.readouterr().err
-
-
 # ---- with a log ------------------------------------------------------------------------------------------
 
 
