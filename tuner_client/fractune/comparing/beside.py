@@ -23,19 +23,12 @@ from fractune_core.agreement import Precision, differences, is_half, judge, noth
 from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
 from fractune_core.errors import BadModel, BadRequest, FractuneError, first_line
 from fractune_core.files.compared import ONNX_RUNTIME, OURS, Compared, Runtime, Timed
+from fractune_runtime import sessions
 from fractune_runtime.choosing import VariantChoice
 from fractune_runtime.loading import load
 from fractune_runtime.model import Model
 from fractune_runtime.right_outputs import Deadline, moved_outputs
-from fractune_runtime.sessions import (
-    Feeder,
-    OnnxRuntimeSession,
-    Session,
-    is_quantized,
-    open_session,
-    open_shapes,
-    settings_of,
-)
+from fractune_runtime.sessions import Feeder, OnnxRuntimeSession, Session, is_quantized, open_session, open_shapes
 from fractune_runtime.tvm_runtime.drawing import changed, typical_inputs
 from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec
 
@@ -66,7 +59,7 @@ def time_beside_runtimes(
     calls: dict[str, Callable[[], Any]] = {OURS: _in_turn(model.run, requests)}
     found, refused, differ, feeds_of = {}, {}, {}, {}
     for name in runtimes:
-        settings = settings_of(name, exact=file.exact)
+        settings = sessions.settings_of(name, exact=file.exact)
         try:
             session = _session(model, file.onnx, name, settings)
             feeds = feeds_of[name] = list(map(Feeder(model.bundle.manifest, session), requests))

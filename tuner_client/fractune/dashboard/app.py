@@ -20,14 +20,7 @@ from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import (
-    FileResponse,
-    HTMLResponse,
-    JSONResponse,
-    RedirectResponse,
-    Response,
-    StreamingResponse,
-)
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -43,16 +36,9 @@ from fractune.features.matrix.cross_table import CrossTable
 from fractune.features.plan.plan import JobDemand
 from fractune.features.plan.slowdowns import MOST_PAIRS
 from fractune.server.job_status import JobStatus, OperatorStatus
+from fractune_core import errors
 from fractune_core.analysis.model_times import MeasuredPair, RuntimeTime
-from fractune_core.errors import (
-    BadRequest,
-    FractuneError,
-    NotFound,
-    QuotaExceeded,
-    ScopeMissing,
-    ServerUnreachable,
-    StateUnusable,
-)
+from fractune_core.errors import BadRequest, FractuneError, NotFound, QuotaExceeded, ScopeMissing, ServerUnreachable
 from fractune_core.names import Collection
 from fractune_core.records import Kind, TuningRecord
 
@@ -285,7 +271,7 @@ class Site:
         offered = sorted({each.granted.share for each in seen.shares})
         try:
             return shares.shares(seen, await asyncio.to_thread(self._advise, offered))
-        except StateUnusable as error:
+        except errors.StateUnusable as error:
             return shares.shares(seen, str(error))
 
     async def _job(self, request: Request) -> Page:

@@ -21,14 +21,8 @@ from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.figure import Drawable, draw_panels, save_figure
 from fractune.text.rendering import Column, Table
 from fractune.text.text import percent_text, score_text, time_text
-from fractune_core.analysis.noise import (
-    FEWEST_CANDIDATES,
-    REGRET_ALLOWED,
-    TAU_WANTED,
-    WIDEST_TIE,
-    Explanation,
-    NoiseAdvice,
-)
+from fractune_core.analysis import noise as bounds
+from fractune_core.analysis.noise import FEWEST_CANDIDATES, REGRET_ALLOWED, TAU_WANTED, Explanation, NoiseAdvice
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.model_inputs import Inputs, Sizes, as_shapes
 from fractune_core.shares import Share, units_text
@@ -139,7 +133,7 @@ def _cells(setting: Mapping[str, Any]) -> tuple[str, ...]:
 def _reference_line(report: Mapping[str, Any]) -> str:
     return (
         f"reference: {report['settings'][0]['name']}. tau is Kendall's tau-b; pairs that the reference times within "
-        f"{percent_text(report['tie_width'])} (its A/A p90, at most {percent_text(WIDEST_TIE)}) are ties."
+        f"{percent_text(report['tie_width'])} (its A/A p90, at most {percent_text(bounds.WIDEST_TIE)}) are ties."
     )
 
 

@@ -18,39 +18,17 @@ from pathlib import Path
 from typing import cast
 
 from fractune.local.stack import own_env
-from fractune.models.inspection import (
-    InspectedAxis,
-    InspectedSize,
-    InspectedTensor,
-    Inspection,
-    OpenSizes,
-    read_summary,
-)
+from fractune.models import inspection
+from fractune.models.inspection import InspectedAxis, InspectedSize, InspectedTensor, Inspection, OpenSizes
 from fractune.models.source import ModelSource, check_given, check_model_file, is_model_script, model_file
+from fractune_core import model_inputs
 from fractune_core.codec.plain_json import checked, read_json
 from fractune_core.errors import BadModel, BadRequest, one_line, some_of
 from fractune_core.files.bundles import is_bundle
 from fractune_core.files.fused import is_fused
 from fractune_core.files.onnx_file import Interface, Tensor, read_interface, read_outline
 from fractune_core.host.sandbox import plain_environment
-from fractune_core.model_inputs import (
-    BATCH_NAME,
-    CONSTANT,
-    NAMELESS,
-    PAST_NAME,
-    Dim,
-    Formula,
-    Inputs,
-    NamedSizes,
-    Place,
-    SeveralShapes,
-    Sizes,
-    as_shapes,
-    check_size,
-    each_shape,
-    each_size,
-    shapes_in,
-)
+from fractune_core.model_inputs import PAST_NAME, Formula, Inputs, NamedSizes, Place, SeveralShapes, Sizes, as_shapes
 
 _CHILD = "fractune.models.sizes_child"
 _MOST_ANSWER_BYTES = 1 << 20
@@ -117,8 +95,8 @@ def inspect(
 
 
 def _summed_up(path: Path, inputs: SeveralShapes | None, sizes: Mapping[str, int] | None) -> Inspection:
-    found = _inspection(path, each_shape(inputs or {})[0], sizes or {})
-    return replace(found, summary=read_summary(path))
+    found = _inspection(path, model_inputs.each_shape(inputs or {})[0], sizes or {})
+    return replace(found, summary=inspection.read_summary(path))
 
 
 def _inspection(path: Path, given: Inputs, sizes: Mapping[str, int]) -> Inspection:
@@ -126,7 +104,7 @@ def _inspection(path: Path, given: Inputs, sizes: Mapping[str, int]) -> Inspecti
     if found is None:
         raise BadModel(f"{path.name}: {_other_format(path)}")
     names = found.sizes_with()
-    variables = _variables(found.inputs, names, names.solved(shapes_in(as_shapes(given)), sizes))
+    variables = _variables(found.inputs, names, names.solved(model_inputs.shapes_in(as_shapes(given)), sizes))
     variables, notes = _examined(path, found, variables)
     axes = {place: each for each in variables for place in each.places}
     return Inspection(
@@ -160,7 +138,7 @@ def settled_once(
 ) -> Inputs | None:
     """As `settled`. Raises BadRequest for several shapes."""
     found = settled(path, inputs, sizes, report)
-    if found is not None and len(each_shape(found)) > 1:
+    if found is not None and len(model_inputs.each_shape(found)) > 1:
         raise BadRequest("sizes: several numbers for a name; give one (tune takes several)")
     return cast("Inputs | None", found)
 
@@ -180,7 +158,11 @@ def settled(
             raise BadModel(f"{path.name}: sizes need an ONNX file, and this is none; give each shape by --input")
         return inputs
     report = report or (lambda _line: None)
-    pairs = [(given, chosen) for given in each_shape(inputs or {}) for chosen in each_size(sizes or {}, least=0)]
+    pairs = [
+        (given, chosen)
+        for given in model_inputs.each_shape(inputs or {})
+        for chosen in model_inputs.each_size(sizes or {}, least=0)
+    ]
     choices = [_with_branch(found, given, chosen) for given, chosen in pairs]
     names = _related(path, found, choices)
     made: list[Inputs] = []
@@ -188,7 +170,7 @@ def settled(
     batches: dict[str, None] = {}
     for given, chosen in choices:
         try:
-            known = names.solved(shapes_in(as_shapes(given)), chosen)
+            known = names.solved(model_inputs.shapes_in(as_shapes(given)), chosen)
         except BadRequest as error:
             refused.append(error)
             continue
@@ -212,10 +194,12 @@ def _with_branch(found: Interface, given: Inputs, sizes: dict[str, int]) -> tupl
     empty = [name for name, size in sizes.items() if not size]
     for name in empty:
         if not (is_merged and PAST_NAME.fullmatch(name)):
-            check_size(name, 0)
+            model_inputs.check_size(name, 0)
     if not is_merged or CACHE_BRANCH in given:
         return given, sizes
-    return {**given, CACHE_BRANCH: f"{CONSTANT}{int(not empty)}"}, {name: size or 1 for name, size in sizes.items()}
+    return {**given, CACHE_BRANCH: f"{model_inputs.CONSTANT}{int(not empty)}"}, {
+        name: size or 1 for name, size in sizes.items()
+    }
 
 
 def _joined(several: Sequence[Inputs]) -> SeveralShapes:
@@ -248,7 +232,7 @@ def _shapes(
     """
     roles = {each.name: each.role for each in _variables(found.inputs, names, known)}
     ones = {name: 1 for name, role in roles.items() if role == BATCH and name in names.names and name not in known}
-    whole = names.solved(shapes_in(as_shapes(given)), {**sizes, **ones})
+    whole = names.solved(model_inputs.shapes_in(as_shapes(given)), {**sizes, **ones})
     needed = [each for each in found.inputs if each.name not in given and each.is_open and each.dtype]
     shapes = {each.name: names.shape(each.name, whole) for each in needed}
     left_open = [each.name for each in needed if each.shape is None or None in shapes[each.name]]
@@ -301,7 +285,7 @@ def _variables(inputs: Sequence[Tensor], names: NamedSizes, known: Mapping[str, 
 
 
 def _role(name: str, places: Sequence[Place], tensors: Mapping[str, Tensor]) -> str:
-    if BATCH_NAME.fullmatch(name):
+    if model_inputs.BATCH_NAME.fullmatch(name):
         return BATCH
     if _IMAGE_NAME.fullmatch(name):
         return IMAGE
@@ -328,7 +312,7 @@ def _role_at(tensor: Tensor, axis: int, *, is_length: bool) -> str:
     return LENGTH if is_length or len(shape) < 4 else OTHER
 
 
-def _image_axes(shape: Sequence[Dim]) -> tuple[int, ...]:
+def _image_axes(shape: Sequence[model_inputs.Dim]) -> tuple[int, ...]:
     """The height and the width of a picture: channels are before them, or after them."""
     if len(shape) != 4:
         return ()
@@ -342,10 +326,10 @@ def _inspected(tensor: Tensor, axes: Mapping[Place, Variable], *, is_given: bool
     return InspectedTensor(tensor.name, tensor.dtype, shape, is_given)
 
 
-def _inspected_axis(dim: Dim, variable: Variable | None) -> InspectedAxis:
+def _inspected_axis(dim: model_inputs.Dim, variable: Variable | None) -> InspectedAxis:
     if isinstance(dim, int):
         return InspectedAxis(dim)
-    name = "" if dim is None or dim in NAMELESS else dim
+    name = "" if dim is None or dim in model_inputs.NAMELESS else dim
     if variable is None:
         return InspectedAxis(None, name)
     return InspectedAxis(None, name, variable.size, variable.why, variable.is_guess, variable.role == BATCH)

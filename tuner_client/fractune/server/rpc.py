@@ -20,16 +20,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.uploads import send_model
+from fractune_core import errors
 from fractune_core.access import CLIENT_KEEPALIVE, MOST_MESSAGE_BYTES, UNIX
 from fractune_core.codec.messages import timestamp, to_proto
-from fractune_core.errors import (
-    BadRequest,
-    FractuneError,
-    QuotaExceeded,
-    ServerUnreachable,
-    StateUnusable,
-    error_from_name,
-)
+from fractune_core.errors import BadRequest, FractuneError, QuotaExceeded, ServerUnreachable, StateUnusable
 from fractune_core.files.new_bundle import NewBundle
 from fractune_core.host.machine import is_full
 from fractune_core.jobs import JobSpec, JobState
@@ -403,7 +397,7 @@ class RpcClient:
         metadata = error.trailing_metadata() or ()
         named = next((entry.value for entry in metadata if entry.key == ERROR_METADATA), None)
         if named is not None:
-            return error_from_name(str(named), details)
+            return errors.error_from_name(str(named), details)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return ServerUnreachable(f"the server at {self.address} did not answer in time; look at its log")
         if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}:

@@ -6,37 +6,14 @@ from typing import Any
 from urllib.parse import quote
 
 from fractune.dashboard.following import Trial, model_progress
-from fractune.dashboard.views.page import (
-    ENDED,
-    Block,
-    Cell,
-    Page,
-    Tile,
-    block_of,
-    failures_block,
-    heat_block,
-    heat_data,
-    job_data,
-    job_path,
-    jobs_block,
-    model_path,
-    moment,
-    seconds_block,
-)
+from fractune.dashboard.views import page
+from fractune.dashboard.views.page import ENDED, Block, Cell, Page, Tile, block_of, failures_block, job_path, model_path
 from fractune.dashboard.views.parts import operator_blocks, points_block, progress_charts, time_bars
 from fractune.features.compete.results import runtimes_table, times_of_job
 from fractune.features.tune.answer import answer_of, left_to_gain, runtime_name, search_text
 from fractune.features.tune.table import latency_table
 from fractune.server.job_status import JobStatus, ShareResult
-from fractune.text.text import (
-    disturbed_notes,
-    estimate_text,
-    left_text,
-    marked_time,
-    ratio_text,
-    span_text,
-    time_text,
-)
+from fractune.text.text import disturbed_notes, estimate_text, left_text, marked_time, ratio_text, span_text, time_text
 from fractune_core.analysis.model_times import RuntimeTime
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobSpec, JobState, Priority
@@ -72,11 +49,11 @@ def job(
     return Page(
         f"{one_line(found.model_name)}: {found.name}",
         {
-            **job_data(found),
+            **page.job_data(found),
             "parts": [each.name for each in parts],
             "runtimes": [each.to_json() for each in timed],
             "progress": {share: [vars(point) for point in points] for share, points in progress.items()},
-            "matrix": heat_data(found) if found.results else None,
+            "matrix": page.heat_data(found) if found.results else None,
             "answer": answer_text(found, timed) or None,
         },
         lead=answer_text(found, timed),
@@ -85,14 +62,14 @@ def job(
         first=[each for each in (_speeds(found, timed, before), time_bars(found)) if each is not None],
         charts=progress_charts(progress, of, {share: _untuned_s(found, share) for share in progress}),
         blocks=(
-            *([jobs_block("Jobs of its parts, which went on", list(parts), "")] if parts else []),
-            *([heat_block(found)] if found.results else []),
+            *([page.jobs_block("Jobs of its parts, which went on", list(parts), "")] if parts else []),
+            *([page.heat_block(found)] if found.results else []),
             *operator_blocks(found, only),
             failures_block("Failed measurements", found.progress.failures),
             *([block_of(latency_table(found), "Latency of the whole model", is_folded=True)] if found.results else []),
             *([block_of(runtimes_table(timed), is_folded=True)] if timed else []),
             points_block(progress, of, len(trials)),
-            seconds_block("Phases", "phase", found.progress.phases_s),
+            page.seconds_block("Phases", "phase", found.progress.phases_s),
             Block("The job", (("fact", False), ("value", False)), _facts(found), is_folded=True),
         ),
         actions=(("Cancel this job", f"{job_path(found.name)}/cancel"),) if may_cancel and not has_ended else (),
@@ -288,7 +265,7 @@ def _facts(found: JobStatus) -> tuple[tuple[Cell, Cell], ...]:
         ("model", Cell(one_line(found.model_name), model_path(found.model))),
         ("shares", Cell(", ".join(found.shares))),
         ("trials", Cell(found.trials_text)),
-        ("created", moment(found.created_at)),
+        ("created", page.moment(found.created_at)),
         ("again", Cell(command_of(found))),
         ("not in the command", Cell(_NOT_KNOWN)),
     ]

@@ -5,25 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from types import MappingProxyType
 
-from fractune.dashboard.views import fitting
+from fractune.dashboard.views import fitting, page
 from fractune.dashboard.views.fitting import Found
 from fractune.dashboard.views.job import answer_text
-from fractune.dashboard.views.page import (
-    Block,
-    Cell,
-    Chart,
-    Field,
-    Page,
-    Series,
-    block_of,
-    heat_block,
-    heat_data,
-    inputs_text,
-    job_data,
-    job_path,
-    jobs_block,
-    moment,
-)
+from fractune.dashboard.views.page import Block, Cell, Chart, Field, Page, Series, block_of, inputs_text, job_data
 from fractune.features.compete.results import newest_times, runtimes_table, times_of_job
 from fractune.features.knee.report import KneeReport, at_load_knee, drawn_units, fastest_knee, knee_json, knee_table
 from fractune.features.log.match import MatchResult
@@ -86,7 +71,7 @@ def model(
             "jobs": [job_data(each) for each in jobs],
             "other_files": [job_data(each) for each in others],
             "runtimes": [each.to_json() for each in timed],
-            "matrix": heat_data(done[0]) if done else None,
+            "matrix": page.heat_data(done[0]) if done else None,
             "match": {"share": share, "operators": used.to_json()} if isinstance(used, MatchResult) else None,
             "knee": [knee_json(each) for each in knees],
             "fit": answered,
@@ -96,13 +81,13 @@ def model(
         charts=[*_history(jobs, others), *map(_knee_chart, knees)],
         blocks=(
             *fits,
-            *([heat_block(done[0])] if done else []),
+            *([page.heat_block(done[0])] if done else []),
             *([block_of(knee_table(knees, "The knee"))] if knees else []),
             *([_used(share, used)] if used is not None else []),
             _times("Latency, job by job", done, "no job of it is done"),
             *([block_of(runtimes_table(timed), is_folded=True)] if timed else []),
             *([_times("Other files of this name", others, "")] if others else []),
-            jobs_block("Its jobs", list(jobs), ""),
+            page.jobs_block("Its jobs", list(jobs), ""),
         ),
         form=[Field("share", share, "share at which it runs", shares), *(fitting.fields(goal) if done else [])]
         if share
@@ -178,8 +163,8 @@ def _times(heading: str, done: Sequence[JobStatus], empty: str) -> Block:
     )
     rows = tuple(
         (
-            Cell(Collection.JOBS.parse(each.name), job_path(each.name)),
-            moment(each.created_at),
+            Cell(Collection.JOBS.parse(each.name), page.job_path(each.name)),
+            page.moment(each.created_at),
             *([Cell(inputs_text(each) or "-")] if shaped else []),
             Cell(result.share),
             Cell(marked_time(result.untuned_s, at_most=result.is_untuned_at_most)),

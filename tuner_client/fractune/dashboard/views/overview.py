@@ -6,21 +6,8 @@ from dataclasses import asdict
 from urllib.parse import quote
 
 from fractune.dashboard.following import RATES_S, LostWorker, Snapshot
-from fractune.dashboard.views.page import (
-    ENDED,
-    Block,
-    Cell,
-    Field,
-    Page,
-    Tile,
-    columns_of,
-    failures_block,
-    inputs_text,
-    job_data,
-    job_path,
-    jobs_block,
-    moment,
-)
+from fractune.dashboard.views import page
+from fractune.dashboard.views.page import ENDED, Block, Cell, Page, Tile, columns_of, inputs_text, job_path, jobs_block
 from fractune.server.job_status import Fleet, JobStatus, WaitingWork, Worker
 from fractune.text.text import ago_text, counts_text, left_text, span_text, time_text
 from fractune_core.errors import one_line
@@ -64,7 +51,7 @@ def overview(seen: Snapshot, cards: Sequence[JobStatus] = ()) -> Page:
             "taken_at": seen.taken_at,
             "lost": seen.lost or None,
             "trials_per_s": seen.trials_per_s,
-            "jobs": [job_data(job) for job in seen.jobs],
+            "jobs": [page.job_data(job) for job in seen.jobs],
             "workers": [asdict(worker) for worker in workers],
             "lost_workers": [{**asdict(each.worker), "seen_at": each.seen_at} for each in seen.lost_workers],
             "waiting": [asdict(each) for each in seen.fleet.waiting],
@@ -90,7 +77,7 @@ def overview(seen: Snapshot, cards: Sequence[JobStatus] = ()) -> Page:
             _waiting(seen.fleet.waiting, seen.taken_at),
             _workers(seen),
             jobs_block("Ended", ended, "no job has ended yet", seen.jobs),
-            failures_block("Failed measurements of running jobs", failures),
+            page.failures_block("Failed measurements of running jobs", failures),
         ),
     )
 
@@ -105,7 +92,7 @@ def found(seen: Snapshot, text: str) -> Page:
     return Page(
         "Found" if wanted else "Find",
         {"q": text, "jobs": [job.name for job in jobs], "workers": [each.name for each in workers]},
-        form=[Field("q", text, "part of a job, a model, a share, a message or a worker")],
+        form=[page.Field("q", text, "part of a job, a model, a share, a message or a worker")],
         links=[("records of this operator in the log", f"/log?operator={quote(text.strip(), safe='')}")]
         if wanted
         else (),
@@ -231,7 +218,7 @@ def _failed(failed: Sequence[JobStatus]) -> Block:
         (
             Cell(job.name.removeprefix("jobs/"), job_path(job.name)),
             Cell(one_line(job.model_name)),
-            moment(job.created_at),
+            page.moment(job.created_at),
             Cell(f"{job.error}: {one_line(job.message)}" if job.error else one_line(job.message)),
         )
         for job in failed
@@ -274,7 +261,7 @@ def _worker_row(worker: Worker, now: str, since: float) -> tuple[Cell, ...]:
         Cell(worker.role),
         Cell(now),
         *map(Cell, share),
-        moment(since),
+        page.moment(since),
         Cell(worker.host),
         Cell(str(worker.pid)),
         Cell("-" if device is None else device.isa),

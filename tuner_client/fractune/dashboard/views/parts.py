@@ -7,12 +7,7 @@ from urllib.parse import quote
 
 from fractune.dashboard.following import MOST_TRIALS, Point
 from fractune.dashboard.views.page import Bar, Bars, Block, Cell, Chart, Field, Piece, Series, columns_of, job_path
-from fractune.features.tune.times_table import (
-    REST,
-    ModelPart,
-    model_parts,
-    time_table,
-)
+from fractune.features.tune.times_table import REST, ModelPart, model_parts, time_table
 from fractune.server.job_status import JobStatus, OperatorStatus
 from fractune.text.text import disturbed_notes, ratio_text, roof_text, span_text, time_text
 from fractune_core.analysis.inside import BETWEEN, OTHERS

@@ -18,19 +18,10 @@ from fractune.local.timing_process import timing_process
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.output_files import check_writable
 from fractune_core.errors import BadBundle, BadRequest, first_line
+from fractune_core.files import compared as compared_file
 from fractune_core.files.buckets import Buckets, members_of
 from fractune_core.files.bundles import JOINED_FORMAT, Bundle
-from fractune_core.files.compared import (
-    CHECKED,
-    MODEL,
-    ONNX_RUNTIME,
-    OURS,
-    RUNTIMES,
-    Checked,
-    Compared,
-    Runtime,
-    all_compared,
-)
+from fractune_core.files.compared import CHECKED, MODEL, ONNX_RUNTIME, OURS, RUNTIMES, Checked, Runtime, all_compared
 from fractune_core.files.new_bundle import replacing_file
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share, share_names
@@ -284,7 +275,7 @@ def _at_shares(
 
 def _beside_others(compared: Any, timed: Mapping[str, Any], share: str) -> Any:
     """A comparison as JSON, with what other programs had while it was `timed`."""
-    return Compared.from_json(compared).beside(timed["others_cores"], Share.parse(share).cores).to_json()
+    return compared_file.Compared.from_json(compared).beside(timed["others_cores"], Share.parse(share).cores).to_json()
 
 
 def _pads(bundle: Bundle) -> bool:

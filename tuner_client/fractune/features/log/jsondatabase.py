@@ -14,18 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fractune_core import operators
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.errors import BadRequest, FractuneError, StateUnusable
 from fractune_core.names import digest_of
-from fractune_core.operators import (
-    DIRECT,
-    NO_DECISIONS,
-    TRITON,
-    joined_workloads,
-    parted_workloads,
-    trace_of,
-    workload_hash,
-)
+from fractune_core.operators import DIRECT, NO_DECISIONS, TRITON, joined_workloads, parted_workloads, trace_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import UNTUNED, Kind, Status, TimingPolicy, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
@@ -134,7 +127,7 @@ def read_jsondatabase(path: Path, measured_on: pb.OfferedShare) -> Iterator[pb.I
     sent: set[str] = set()
     for entry in found:
         text = joined_workloads({DIRECT: canonical_graph(entry.workload.mod)})
-        record = _imported(entry, workload_hash(text), measured_on)
+        record = _imported(entry, operators.workload_hash(text), measured_on)
         if record.workload_hash not in sent:
             sent.add(record.workload_hash)
             yield pb.ImportRecordsRequest(workload=pb.Workload(workload_hash=record.workload_hash, json=text))

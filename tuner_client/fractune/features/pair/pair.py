@@ -7,17 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fractune.features.pair import run
 from fractune.features.pair.result import PairSide, PairTimes, RateLatency, measured_pair, pair_json, pair_table
-from fractune.features.pair.run import (
-    Arrangement,
-    CoLocation,
-    CoRunner,
-    Program,
-    arrange,
-    co_located,
-    time_rounds,
-    usable_cores,
-)
+from fractune.features.pair.run import Arrangement, CoLocation, CoRunner, Program, arrange, co_located, time_rounds
 from fractune.local.stack import own_env
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.rendering import Table
@@ -102,7 +94,7 @@ def pair(
         reason = "cannot alternate" if interleaved else "is in the memory of the CPU, and the bundle is for a GPU"
         raise BadRequest(f"--co-runner {co_runner} {reason}; name another bundle")
     text = shares if isinstance(shares, str) or shares is None else ",".join(map(str, shares))
-    arrangement = arrange(kind, shares=text, overlap=overlap, interleaved=interleaved, cores=usable_cores())
+    arrangement = arrange(kind, shares=text, overlap=overlap, interleaved=interleaved, cores=run.usable_cores())
     with co_located(programs, arrangement, seed, own_env()) as both:
         times, others_cores = both.beside_others(lambda: time_rounds(both, rounds, report_line))
         figures = co_location_figures(times)

@@ -12,16 +12,9 @@ from fractune.features.matrix.cross_table import HEADING, latency_cell, model_ta
 from fractune.features.tune.table import latency_notes, latency_row
 from fractune.features.tune.times_table import operator_time
 from fractune.server.job_status import JobStatus, ShareResult
+from fractune.text import text
 from fractune.text.rendering import Column, Table
-from fractune.text.text import (
-    counts_text,
-    disturbed_notes,
-    estimate_text,
-    marked_time,
-    percent_text,
-    span_text,
-    spent_text,
-)
+from fractune.text.text import counts_text, disturbed_notes, estimate_text, marked_time, percent_text, span_text
 from fractune_core.analysis.model_times import RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import one_line
@@ -163,7 +156,7 @@ class Answer:
         new = sum(each.progress.candidates_had for each in jobs)
         trials = self.job.trials_text if len(jobs) == 1 else f"{new} new trials in {len(jobs)} jobs"
         wall_s, by_job = sum(each.wall_s for each in jobs), [each.progress.phases_s for each in jobs]
-        phases = spent_text({name: sum(each.get(name, 0.0) for each in by_job) for name in by_job[0]})
+        phases = text.spent_text({name: sum(each.get(name, 0.0) for each in by_job) for name in by_job[0]})
         took = f"{span_text(wall_s)}{phases and f': {phases}'}"
         return f"{trials}, failed: {counts_text(dict(failed))}; took {took}"
 

@@ -9,17 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fractune.features.goal import (
-    Goal,
-    GoalStep,
-    LoopAndPaced,
-    PeerTiming,
-    SideBySide,
-    goal_end,
-    goal_news,
-    next_trials,
-    step_times,
-)
+from fractune.features import goal as goals
+from fractune.features.goal import Goal, GoalStep, LoopAndPaced, PeerTiming, SideBySide, goal_end, goal_news, step_times
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
 from fractune.local.stack import own_env
@@ -136,7 +127,7 @@ def tune_until_beaten(
                 if pursuit.goal.end is not None:
                     return TuneResult(job, BundleFile(written.path, job.name), place.client.measurers(), pursuit.goal)
                 operators = sum(operator.selected for operator in job.operators)
-                target = next_trials(max(target, _known(job)), operators, goal.trials)
+                target = goals.next_trials(max(target, _known(job)), operators, goal.trials)
 
 
 class _Pursuit:

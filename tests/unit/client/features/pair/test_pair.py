@@ -72,7 +72,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
 
         monkeypatch.setattr(sharing, "co_located", co_located)
         monkeypatch.setattr(sharing, "time_rounds", time_rounds)
-        monkeypatch.setattr(sharing, "usable_cores", lambda: [0, 1])
+        monkeypatch.setattr("fractune.features.pair.run.usable_cores", lambda: [0, 1])
         return asked
 
     return measure

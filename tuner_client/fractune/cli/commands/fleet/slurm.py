@@ -9,15 +9,8 @@ from typing import Annotated
 
 import typer
 
-from fractune.cli.commands.fleet.launch import (
-    AUTO,
-    LogFormat,
-    LogFormatOption,
-    LogLevel,
-    LogLevelOption,
-    parse_count,
-    set_up_logs,
-)
+from fractune.cli.commands.fleet import launch
+from fractune.cli.commands.fleet.launch import AUTO, LogFormat, LogFormatOption, LogLevel, LogLevelOption, parse_count
 from fractune.cli.ending import Stopped
 from fractune.local.node import NodeOptions, node_shares
 from fractune.local.slurm import DEFAULT_GRACE_S, HeadOptions, ScriptOptions, batch_script, prepare, run_head
@@ -110,7 +103,7 @@ def head(
     command: Command = None,
 ) -> None:
     """Run the fleet of this Slurm job, as the batch file does."""
-    set_up_logs(log_level, log_format)
+    launch.set_up_logs(log_level, log_format)
     try:
         code = run_head(fleet.parsed(command or ()))
     except Stopped as stopped:
