@@ -47,7 +47,7 @@ def test_every_file_of_where_a_change_goes_and_of_its_steps_exists() -> None:
 
 def test_a_file_that_is_gone_is_found() -> None:
     assert len(rows()) > 40
-    assert len(steps()) == 5
+    assert len(steps()) == 7
     assert missing("| x | `fractune_core/shares.py`, `records.py`, `gone.py`, `fractune_core/gone/` |") == [
         "gone.py",
         "fractune_core/gone/",

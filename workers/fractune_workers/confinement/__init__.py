@@ -6,7 +6,7 @@ share needs outside the child, such as a daemon, is taken by the supervisor's `e
 `leave`. `base.py` has the interface, and its answers about faults: by default a fault stays within its process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
@@ -18,6 +18,19 @@ from fractune_workers.confinement.green import GreenConfinement
 from fractune_workers.confinement.mig import MigConfinement
 from fractune_workers.confinement.mps import MpsConfinement, MpsSmConfinement
 
+_OF_A_CPU: Mapping[str, Callable[[Share, Sequence[int]], Confinement]] = {
+    "cpu": CpuConfinement,
+    "cpu-limit": CpuLimitConfinement,
+}
+_OF_A_GPU: Mapping[str, Callable[[Share], Confinement]] = {
+    "full": FullConfinement,
+    "green": GreenConfinement,
+    "mig": MigConfinement,
+    "mps": MpsConfinement,
+    "mps-sm": MpsSmConfinement,
+    "none": NoConfinement,
+}
+
 
 def confinement_for(share: Share, units: Sequence[int] = ()) -> Confinement:
     """The confinement for `share`; `units` names the cores of a CPU share, empty = the first that this process may use.
@@ -26,23 +39,10 @@ def confinement_for(share: Share, units: Sequence[int] = ()) -> Confinement:
     """
     if share.ends:
         share.check_measures_kernels()
-    match share.mechanism:
-        case "cpu":
-            return CpuConfinement(share, units)
-        case "cpu-limit":
-            return CpuLimitConfinement(share, units)
-        case "mps":
-            return MpsConfinement(share)
-        case "mps-sm":
-            return MpsSmConfinement(share)
-        case "mig":
-            return MigConfinement(share)
-        case "green":
-            return GreenConfinement(share)
-        case "full":
-            return FullConfinement(share)
-        case "none":
-            return NoConfinement(share)
+    if share.mechanism in _OF_A_CPU:
+        return _OF_A_CPU[share.mechanism](share, units)
+    if share.mechanism in _OF_A_GPU:
+        return _OF_A_GPU[share.mechanism](share)
     raise ShareUnavailable(f"share '{share}': nothing here confines by {share.mechanism}; see `fractune shares`")
 
 

@@ -48,8 +48,9 @@ def test_every_option_that_the_server_knows_is_there() -> None:
     assert words[:5] == ["fractune", "tune", "m.onnx", "--shares", "cpu:1,cpu:2"]
     assert sorted(words[5:9]) == ["--input", "--input", "sr=const:16000", "x=1,3"]
     assert words[9:] == [
-        *("--trials", "0", "--minutes", "2.5", "--round", "8", "--seed", "7", "--only", "conv,dense out"),
-        *("--target", "llvm -mcpu=x86-64-v3", "--namespace", "team", "--priority", "high", "--exact", "--fresh"),
+        *("--trials", "0", "--target", "llvm -mcpu=x86-64-v3", "--minutes", "2.5", "--round", "8"),
+        *("--only", "conv,dense out", "--seed", "7", "--priority", "high", "--exact"),
+        *("--namespace", "team", "--fresh"),
     ]
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 from urllib.parse import quote
 
@@ -16,7 +17,7 @@ from fractune.server.job_status import JobStatus, ShareResult
 from fractune.text.text import disturbed_notes, estimate_text, left_text, marked_time, ratio_text, span_text, time_text
 from fractune_core.analysis.model_times import RuntimeTime
 from fractune_core.errors import one_line
-from fractune_core.jobs import JobSpec, JobState, Priority
+from fractune_core.jobs import JobSpec, JobState, Priority, SearchOptions
 
 _UNAVAILABLE = 503
 _MOST_SPEEDS = 6
@@ -25,6 +26,9 @@ _NOT_KNOWN = (
     "the folder of the model, and options that a server does not keep, such as --run-script, --size, "
     "--lengths, --pad, --compete and --until-beats"
 )
+_BUDGETS = ("rerank", "extra_trials", "trials")
+_OPTIONS = SearchOptions.__optional_keys__ - {*_BUDGETS, "check_inputs"}
+"""fields of a job's spec that its command repeats; the file of `check_inputs` has no path here"""
 
 
 def job(
@@ -232,31 +236,24 @@ def command_of(found: JobStatus) -> str:
     words = ["fractune", "tune", f"./{name}" if name.startswith("-") else name, "--shares", ",".join(found.shares)]
     for given, shape in found.spec.inputs.items():  # a constant is a name with its numbers, and has no shape
         words += ["--input", f"{given}={','.join(map(str, shape))}" if shape else given]
-    for option, value in _options(found.spec):
-        words += [option, value]
-    words += [flag for flag, is_set in (("--exact", found.spec.exact), ("--fresh", found.spec.fresh)) if is_set]
+    words += _options(found.spec)
     return shlex.join(map(one_line, words))
 
 
-def _options(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """The options that differ from their defaults, and the budget in any case."""
-    if spec.rerank:
-        yield "--rerank", str(spec.rerank)
-    elif spec.extra_trials:
-        yield "--extra-trials", str(spec.extra_trials)
-    else:
-        yield "--trials", str(spec.trials)
-    for option, value, default in (
-        ("--minutes", spec.minutes, 0.0),
-        ("--round", spec.round_size, JobSpec.round_size),
-        ("--seed", spec.seed, JobSpec.seed),
-        ("--only", spec.only, ""),
-        ("--target", spec.target, ""),
-        ("--namespace", spec.namespace, ""),
-        ("--priority", Priority.of(spec.priority), Priority.NORMAL),
-    ):
-        if value != default:
-            yield option, str(value)
+def _options(spec: JobSpec) -> Iterator[str]:
+    """The budget, then the options that differ from their defaults."""
+    budget = next((name for name in _BUDGETS if getattr(spec, name)), "trials")
+    yield from (_option(budget), str(getattr(spec, budget)))
+    for each in fields(JobSpec):
+        value = getattr(spec, each.name)
+        if each.name in _OPTIONS and value != each.default:
+            yield _option(each.name)
+            if value is not True:
+                yield str(Priority.of(value) if each.name == "priority" else value)
+
+
+def _option(name: str) -> str:
+    return "--round" if name == "round_size" else f"--{name.replace('_', '-')}"
 
 
 def _facts(found: JobStatus) -> tuple[tuple[Cell, Cell], ...]:
