@@ -22,8 +22,8 @@ from fractune.errors import AccessRefused, ScopeMissing, ServerUnreachable
 from fractune.local.stack import StackOptions, running_stack
 from fractune_core.access import Quotas, Scope, TlsFiles, TokenText
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.access.authenticator import BURST, SCOPES
 from fractune_server.admin import Admin
+from fractune_server.authenticator import BURST, SCOPES
 from tests.support.certificates import Authority, Pair
 from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import error_line, run_fractune

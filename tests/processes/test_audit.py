@@ -14,8 +14,8 @@ import pytest
 from fractune_core.access import Quotas, Reach, Scope
 from fractune_core.errors import NotFound
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.access.authenticator import BURST
 from fractune_server.admin import Admin, back_up, note_audit
+from fractune_server.authenticator import BURST
 from fractune_server.instruments import Instruments
 from fractune_server.services import interceptors
 from fractune_server.services.interceptors import AuditFile

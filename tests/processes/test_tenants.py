@@ -29,8 +29,8 @@ from fractune.server.credentials import Credentials
 from fractune_core.access import Quotas, Reach, Scope, TokenText
 from fractune_core.codec.messages import to_proto
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.access.authenticator import SCOPES
 from fractune_server.admin import Admin
+from fractune_server.authenticator import SCOPES
 from tests.processes.test_access import Place, client_credentials, metrics_answer, running_place
 from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.processes.cli_process import error_line, run_fractune

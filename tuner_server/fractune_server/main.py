@@ -31,8 +31,8 @@ from fractune_core.host.private_folders import OWN_UMASK
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_server.access.authenticator import AccessInterceptor, Authenticator, caller
 from fractune_server.admin import note_audit
+from fractune_server.authenticator import AccessInterceptor, Authenticator, caller
 from fractune_server.engine.engine import Engine
 from fractune_server.monitoring.health import Health
 from fractune_server.monitoring.metrics import Endpoint, Metrics, ServerCollector

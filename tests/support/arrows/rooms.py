@@ -73,15 +73,15 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 
 # server: main wires; services call selection and store; the engine does not depend on the callers
 [fractune_server]
-.: CORE STORE GRPC_STUBS .access .engine .monitoring .selection .services .transport grpc grpc_health grpc_reflection
-    prometheus_client redis
+.: CORE STORE GRPC_STUBS .authenticator .engine .monitoring .selection .services .transport grpc grpc_health
+    grpc_reflection prometheus_client redis
 # Metrics that others can reach are for those who may read.
-.monitoring: CORE STORE .access .transport grpc_health prometheus_client redis
+.monitoring: CORE STORE .authenticator .transport grpc_health prometheus_client redis
 # Who may call: services ask who does, main puts it before them.
-.access: CORE STORE google.protobuf grpc
-.services: CORE STORE GRPC_STUBS .access .instruments .selection .transport google.protobuf grpc redis
+.authenticator: CORE STORE google.protobuf grpc
+.services: CORE STORE GRPC_STUBS .authenticator .instruments .selection .transport google.protobuf grpc redis
 .engine: CORE STORE .scheduler .selection .transport redis
-.selection: CORE STORE .access .transport
+.selection: CORE STORE .authenticator .transport
 .scheduler: CORE
 .transport: CORE STORE .instruments redis rq
 .instruments: CORE prometheus_client

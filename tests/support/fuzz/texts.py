@@ -11,7 +11,7 @@ from fractune_core.errors import BadRequest
 from fractune_core.fleet.redis_state import no_redis
 from fractune_core.model_inputs import MOST_SIZE, NamedSizes
 from fractune_core.shares import parse_shares
-from fractune_server.access.authenticator import ANYBODY, set_caller
+from fractune_server.authenticator import ANYBODY, set_caller
 from fractune_server.services.paging import PageTokens
 from tests.support.fuzz.mutations import Mutator
 from tests.support.fuzz.target import Target

@@ -33,7 +33,7 @@ from fractune_core.fleet.redis_names import PROTOCOL
 from fractune_core.fleet.redis_state import COUNT, SUM, CountKey
 from fractune_core.jobs import JobState
 from fractune_core.names import DEFAULT_TENANT, HealthPart
-from fractune_server.access.authenticator import ANYBODY, Authenticator, Caller
+from fractune_server.authenticator import ANYBODY, Authenticator, Caller
 from fractune_server.monitoring.health import Health
 from fractune_server.store.database.sight import Sight
 from fractune_server.store.jobs import JobStore

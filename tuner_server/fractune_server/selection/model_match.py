@@ -25,7 +25,7 @@ from fractune_core.served import ServiceGoal, is_disturbed
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
-from fractune_server.access.authenticator import Places
+from fractune_server.authenticator import Places
 from fractune_server.selection.variants import Deployment, ValidatedOperator, robust_variant
 from fractune_server.store.jobs import StoredJob
 from fractune_server.store.store import IngestedModel, IngestKey

@@ -25,7 +25,7 @@ from google.protobuf import descriptor_pool
 from fractune_core.errors import BadRequest, FractuneError, RedisGone, ServerUnreachable
 from fractune_core.names import Collection
 from fractune_core.tracing import log_fields
-from fractune_server.access.authenticator import UNKNOWN, Attempts, Caller, Places, address_of, caller, set_caller
+from fractune_server.authenticator import UNKNOWN, Attempts, Caller, Places, address_of, caller, set_caller
 from fractune_server.instruments import Instruments
 
 ERROR_METADATA = "fractune-error"

@@ -27,7 +27,7 @@ from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, Collection, che
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.shares import GrantedShare, with_kernel_shares
-from fractune_server.access.authenticator import Caller, caller
+from fractune_server.authenticator import Caller, caller
 from fractune_server.selection.model_match import served_variant, timed_at_load
 from fractune_server.services.paging import PageTokens, first_page, page_size
 from fractune_server.store.jobs import StoredJob, StoredOperator

@@ -19,7 +19,7 @@ from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import parse_shares
 from fractune_core.targets import check_target
-from fractune_server.access.authenticator import Places, caller
+from fractune_server.authenticator import Places, caller
 from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorAnswer, OperatorRow
 from fractune_server.services.jobs import arithmetic_to_proto
 from fractune_server.services.models import arriving

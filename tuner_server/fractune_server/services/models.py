@@ -16,7 +16,7 @@ from fractune_core.files.scripts import REFUSAL, is_script
 from fractune_core.names import Collection, check_file_name
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_server.access.authenticator import Caller, caller, ended_after
+from fractune_server.authenticator import Caller, caller, ended_after
 from fractune_server.store.store import StoredModel
 from fractune_server.transport.context import CallContext, TenantView
 

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from fractune_core.codec.plain_json import checked, read_json
 from fractune_core.errors import BadRequest
-from fractune_server.access.authenticator import caller
+from fractune_server.authenticator import caller
 
 MAX_PAGE = 1000
 PAGE_BYTES = 2 << 20

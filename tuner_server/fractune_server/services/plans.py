@@ -16,7 +16,7 @@ from fractune_core.planning import planner
 from fractune_core.planning.devices import DeviceType
 from fractune_core.planning.speeds import Row, measured_rows
 from fractune_core.planning.wire import LoggedModel, add_logged_rows
-from fractune_server.access.authenticator import Places, caller
+from fractune_server.authenticator import Places, caller
 from fractune_server.selection.model_match import Matcher, MatchQuery
 from fractune_server.transport.context import TenantView
 

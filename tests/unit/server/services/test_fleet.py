@@ -13,7 +13,7 @@ from fractune_core.codec.messages import seconds
 from fractune_core.fleet import redis_names
 from fractune_core.jobs import OperatorTask
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.access.authenticator import ANYBODY, set_caller
+from fractune_server.authenticator import ANYBODY, set_caller
 from fractune_server.main import call_context
 from fractune_server.selection.model_match import OperatorAnswer
 from fractune_server.services.fleet import FleetService

@@ -19,7 +19,7 @@ import pytest
 import redis
 
 from fractune_core.errors import BadRequest, NotFound, RedisGone, error_from_name, error_kinds
-from fractune_server.access.authenticator import Caller, set_caller
+from fractune_server.authenticator import Caller, set_caller
 from fractune_server.instruments import Instruments
 from fractune_server.services.interceptors import (
     STATUS_CODES,

@@ -19,7 +19,7 @@ from fractune_core.names import DEFAULT_TENANT
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.planning import planner
-from fractune_server.access.authenticator import AccessInterceptor, Caller
+from fractune_server.authenticator import AccessInterceptor, Caller
 from fractune_server.services import models as module
 from fractune_server.services import plans
 from fractune_server.services.interceptors import ErrorInterceptor

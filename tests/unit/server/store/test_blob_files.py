@@ -22,7 +22,7 @@ from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, VALIDATION_POLICY, Status, TimingPolicy, TuningRecord, with_cache
 from fractune_core.served import Served, ServiceGoal
-from fractune_server.access.authenticator import ANYBODY, set_caller
+from fractune_server.authenticator import ANYBODY, set_caller
 from fractune_server.services.paging import PageTokens, page_size
 from fractune_server.store.blob_files import BlobStore, StateFolder, UploadParts
 from fractune_server.store.records.rows import check_record

@@ -18,7 +18,7 @@ from fractune_core.access import Quotas, Scope, TokenText
 from fractune_core.errors import AccessRefused, ScopeMissing, TooManyAttempts
 from fractune_core.jobs import Priority
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.access.authenticator import (
+from fractune_server.authenticator import (
     BURST,
     REQUESTS_AT_ONCE,
     SCOPES,

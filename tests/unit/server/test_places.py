@@ -10,8 +10,8 @@ import pytest
 
 from fractune_core.access import TlsFiles
 from fractune_core.errors import BadRequest, QuotaExceeded
-from fractune_server.access import authenticator
-from fractune_server.access.authenticator import BURST, FORGIVEN_AFTER_S, Attempts, Places, address_of
+from fractune_server import authenticator
+from fractune_server.authenticator import BURST, FORGIVEN_AFTER_S, Attempts, Places, address_of
 from fractune_server.main import metrics_tls, server_credentials
 from tests.support.certificates import Authority
 
