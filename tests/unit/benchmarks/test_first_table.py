@@ -1,6 +1,5 @@
-"""The first table without a GPU: its operators, stand-ins for NVIDIA's libraries, and its verdicts."""
+"""The first table without a GPU: its operators and its verdicts."""
 
-import ctypes
 import math
 import time
 from pathlib import Path
@@ -10,16 +9,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import tvm
 
 from benchmarks.gpu.table.contest import FAILED, MISSING, RIGHT, WRONG, interleaved, judged_and_timed
 from benchmarks.gpu.table.operations import OPERATIONS, Operation, operation_of
-from benchmarks.gpu.table.peers import Algorithm, Contestant, PeerMissing, Task, cublas, cudnn
+from benchmarks.gpu.table.peers import Contestant
 from benchmarks.gpu.table.verdicts import Verdict, verdicts, wrong
 from benchmarks.gpu.table.whole import halved
 from benchmarks.support.transformer import Encoder
-from fractune_workers.children.tvm_api.processor import cpu_processor
-from tests.support.hardware.simulated_libraries import SimulatedCublas, SimulatedCudnn, convolution
 
 PRODUCT = Operation("product", "made up", (3, 5), (5, 7))
 WINDOW = Operation("window", "made up", (2, 3, 9, 8), (4, 3, 3, 3), stride=2)
@@ -34,6 +30,17 @@ def test_every_operator_says_where_it_is_from() -> None:
     assert extents["resnet_conv3_3x3_stride2"] == (16, 128, 28, 28)
     assert extents["resnet_conv5_1x1_expand"] == (16, 2048, 7, 7)
     assert extents["bert_outer"] == (3072, 768)
+
+
+def convolution(x: Any, w: Any, stride: int, pad: int) -> Any:
+    """With channels first, number by number, in double precision."""
+    padded = np.pad(x.astype("float64"), [(0, 0)] * 2 + [(pad, pad)] * 2)
+    extents = [(size + 2 * pad - w.shape[2]) // stride + 1 for size in x.shape[2:]]
+    y = np.zeros((x.shape[0], w.shape[0], *extents))
+    for n, o, i, j in np.ndindex(*y.shape):
+        top, left = stride * i, stride * j
+        y[n, o, i, j] = (padded[n, :, top : top + w.shape[2], left : left + w.shape[3]] * w[o]).sum()
+    return y
 
 
 def operands(operation: Operation, dtype: str, *, channels_last: bool) -> tuple[Any, Any]:
@@ -60,46 +67,6 @@ def test_a_layout_that_no_peer_knows_is_refused() -> None:
     assert WINDOW.is_channels_last([(n, h, w, c) for n, c, h, w in first])
     with pytest.raises(ValueError, match="in no layout that peers know"):
         WINDOW.is_channels_last([WINDOW.x, (1, 3, 3, 3, 4), WINDOW.y])
-
-
-# ---- NVIDIA's libraries ----------------------------------------------------------------------------------------------
-
-
-def task(operation: Operation, dtype: str, *, channels_last: bool = False) -> tuple[Task, Any]:
-    """With the result that is expected."""
-    x, w = operands(operation, dtype, channels_last=channels_last)
-    expected = operation.result(x, w, channels_last=channels_last)
-    x, w, y = (tvm.runtime.tensor(each) for each in (x, w, np.full(expected.shape, np.nan, dtype)))
-    made = Task(operation, dtype, channels_last, x, w, y, cpu_processor())
-    return made, expected
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_cublas_is_asked_for_the_product(dtype: str) -> None:
-    given, expected = task(PRODUCT, dtype)
-    peer = cublas(given, SimulatedCublas())
-    peer.call()
-    np.testing.assert_array_equal(peer.output(), expected)
-    assert peer.by == "cuBLAS 130100"
-
-
-@pytest.mark.parametrize(("dtype", "channels_last"), [("float16", True), ("float32", False)])
-def test_cudnn_is_asked_for_the_convolution(dtype: str, *, channels_last: bool) -> None:
-    given, expected = task(WINDOW, dtype, channels_last=channels_last)
-    peer = cudnn(given, SimulatedCudnn())
-    peer.call()
-    np.testing.assert_array_equal(peer.output(), expected)
-    assert ctypes.sizeof(Algorithm) == 48
-
-
-def test_a_library_that_fails_is_missing_with_its_status() -> None:
-    library = SimulatedCudnn()
-    library.status = 3000
-    with pytest.raises(PeerMissing, match="cudnnFindConvolutionForwardAlgorithm ended with status 3000"):
-        cudnn(task(WINDOW, "float32")[0], library)
-
-
-# ---- outputs and times -----------------------------------------------------------------------------------------------
 
 
 def broken() -> None:
