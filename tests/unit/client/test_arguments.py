@@ -46,14 +46,11 @@ def test_a_wrong_type_names_the_argument_and_what_to_give(call: Callable[[], Any
         call()
 
 
-def test_numbers_of_numpy_and_paths_are_as_good_as_pythons(tmp_path: Path) -> None:
+def test_numbers_of_numpy_paths_and_shapes_with_a_constant_are_taken(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"x")
     options: dict[str, Any] = {"trials": np.int64(8), "minutes": np.float32(1.0), "out": tmp_path / "m.fractune"}
     with pytest.raises(ServerUnreachable):
         fractune.tune(tmp_path / "m.onnx", ("cpu:1",), server="127.0.0.1:1", **options)
-
-
-def test_an_input_may_have_a_shape_and_a_constant(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"x")
     with pytest.raises(ServerUnreachable):
         fractune.tune(tmp_path / "m.onnx", "cpu:1", server="127.0.0.1:1", inputs={"x": ((1, 3), "const:1")})

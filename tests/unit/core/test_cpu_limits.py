@@ -23,9 +23,7 @@ from fractune_core.shares import GrantedShare, Share, with_kernel_shares
         ("cpu:500m..1500m", 1500, 500, 0, 100, 2),
         ("cpu:1500m..1500m", 1500, 1500, 0, 100, 2),
         ("cpu:250m@2", 250, 0, 2, 100, 2),
-        ("cpu:500m/10ms", 500, 0, 0, 10, 1),
         ("cpu:500m..1500m@4/20ms", 1500, 500, 4, 20, 4),
-        ("cpu:2000m", 2000, 0, 0, 100, 2),
         ("cpu:10m", 10, 0, 0, 100, 1),
     ],
 )
@@ -41,21 +39,17 @@ def test_a_limit_has_up_to_four_parts(
     ("text", "says"),
     [
         ("cpu:0m", "0m allows no CPU time; write a limit above 0, such as cpu:500m"),
-        ("cpu:0m..500m", "0m allows no CPU time"),
         ("cpu:1500m..500m", "the request of 1500m is above the limit of 500m; write cpu:500m..1500m"),
         ("cpu:500m/1ns", "'1ns' is not a period; write whole milliseconds from 1ms to 1000ms, such as cpu:1500m/10ms"),
         ("cpu:500m/2000ms", "a period of 2000ms is too long; write 1ms to 1000ms"),
         ("cpu:500m/100ms", "100ms is the usual period; write cpu:500m"),
         ("cpu:5m", "5m of 100ms is less than the kernel's least quota of 1 ms; write 10m or more"),
-        ("cpu:300m/3ms", "300m of 3ms is less than the kernel's least quota of 1 ms; write 334m or more"),
         ("cpu:1500m@1", "1500m cannot be used on 1 CPU; write @2"),
         ("cpu:1.5m", "'1.5m' is not a CPU limit; write cpu:1500m"),
         ("cpu:1.5", "a limit is written in thousandths of a core: write cpu:1500m"),
         ("cpu:.25", "write cpu:250m"),
-        ("cpu:1.99999999", "is not a CPU limit"),
         ("cpu:0500m", "'0500m' is not a CPU limit"),
         ("cpu:500m@0", "'500m@0' is not a CPU limit"),
-        ("cpu:99999999m", "is not a CPU limit"),
     ],
 )
 def test_a_wrong_limit_is_one_line_that_says_what_would_do(text: str, says: str) -> None:

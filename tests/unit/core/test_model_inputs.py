@@ -17,14 +17,11 @@ from fractune_core.model_inputs import (
 )
 
 
-def test_a_constant_goes_where_shapes_go() -> None:
+def test_a_constant_goes_where_shapes_go_and_may_have_one() -> None:
     inputs = JobSpec.requested("m.onnx", "cpu:1", inputs={"x": (1, 3), "sr": "const:16000"}).inputs
     assert inputs == {"x": [1, 3], "sr=const:16000": []}
     assert shapes_in(inputs) == {"x": [1, 3]}
     assert constants_in(inputs) == {"sr": "16000"}
-
-
-def test_a_constant_may_have_a_shape() -> None:
     inputs = as_shapes({"mask": ((1, 32), "const:1"), "x": (1, 3)})
     assert inputs == {"mask": [1, 32], "mask=const:1": [], "x": [1, 3]}
     assert shapes_in(inputs) == {"mask": [1, 32], "x": [1, 3]}

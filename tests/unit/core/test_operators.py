@@ -120,12 +120,9 @@ def refusal(name: str = "n", output: str = "y", why: str = "its input is empty")
     return f"m.onnx: {refusal_text(17, node_text(name, output, 'com.microsoft.CDist'), why)}"
 
 
-def test_a_refusal_names_one_node() -> None:
+def test_a_refusal_names_one_node_and_all_unknown_operators() -> None:
     assert refused_node(refusal()) == RefusedNode("n", "", ())
     assert refused_node(refusal(name="")) == RefusedNode("", "y", ())
-
-
-def test_a_refusal_of_operators_names_all_of_them() -> None:
     alone, several = refusal(why=unknown_text([])), refusal(why=unknown_text(["Loop", "ai.x.Y"]))
     assert refused_node(alone) == RefusedNode("n", "", ("com.microsoft.CDist",))
     assert refused_node(several) == RefusedNode("n", "", ("com.microsoft.CDist", "Loop", "ai.x.Y"))

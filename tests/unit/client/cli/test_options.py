@@ -32,14 +32,10 @@ def test_a_part_is_a_percentage_or_a_fraction(text: str, part: float) -> None:
     ("text", "says"),
     [
         ("", "--slack ''"),
-        ("ten", "--slack 'ten'"),
-        ("-0.1", "--slack '-0.1'"),
         ("nan", "--slack 'nan'"),
         ("%", "--slack '%'"),
-        ("1e-1", "--slack '1e-1'"),
         ("10", "write 10% for a percentage"),
         ("101%", "from 0 to 100 %"),
-        ("1000", "from 0 to 100 %"),
     ],
 )
 def test_any_other_part_is_refused(text: str, says: str) -> None:

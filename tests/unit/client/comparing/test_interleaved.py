@@ -160,13 +160,10 @@ def test_each_request_counts_from_its_arrival_and_replicas_work_side_by_side() -
     assert found["elapsed_s"] >= max(found["latencies_s"])
 
 
-def test_a_request_is_not_answered_before_it_arrives() -> None:
+def test_requests_count_from_their_arrival_and_a_loop_has_none() -> None:
     found = serve([lambda: None], [0.0, 0.02])
     assert found["elapsed_s"] >= 0.02
     assert min(found["latencies_s"]) >= 0
-
-
-def test_a_loop_has_no_arrivals() -> None:
     calls: list[None] = []
     found = serve([lambda: calls.append(None)], [None] * 5)
     assert len(calls) == len(found["latencies_s"]) == 5

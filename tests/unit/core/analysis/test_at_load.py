@@ -31,27 +31,18 @@ def timed(variant: str, loop_s: float, latency_s: float, threads: int = 2, noise
     return AtLoad(variant, threads, loop, tuple(noisy(latency_s) for _ in range(ROUNDS * REQUESTS)))
 
 
-def test_each_goal_has_its_best() -> None:
+def test_each_goal_has_its_best_and_ties_and_few_rounds_decide_nothing() -> None:
     own, other = timed("cpu:2", 2e-3, 5e-3), timed("cpu:1", 3e-3, 4e-3, threads=1)
     assert choices([own, other], 0.0) == {"throughput": own, "latency": other}
     assert choices([], 0.0) == {}
     assert choices([own, other], 0.21) == {}, "other programs ran"
-
-
-def test_a_tie_stays_with_the_variant_of_the_share_and_with_the_choice_for_a_loop() -> None:
     own, other = timed("cpu:2", 2e-3, 5e-3, noise=0.1), timed("robust", 2e-3, 5e-3, noise=0.1)
     assert set(choices([own, other], 0.0).values()) == {own}
     faster = timed("robust", 1e-3, 5e-3, noise=0.1)
     assert set(choices([own, faster], 0.0).values()) == {faster}
-
-
-def test_one_slow_request_decides_nothing() -> None:
     own, other = timed("cpu:2", 2e-3, 5e-3, noise=0.1), timed("robust", 2e-3, 5e-3, noise=0.1)
     hit = AtLoad(own.variant, own.threads, own.loop_secs, (1.0, *own.latency_secs[1:]))
     assert choices([hit, other], 0.0)["latency"] == hit
-
-
-def test_too_few_rounds_decide_nothing() -> None:
     own, other = (AtLoad(name, 1, (secs,) * 4, (secs,) * 4) for name, secs in (("cpu:1", 2.0), ("robust", 1.0)))
     assert choices([own, other], 0.0)["latency"] == own
 

@@ -30,10 +30,13 @@ ONE_THREAD = Service(1, (0.018,), 0.018)
 TWO_THREADS = Service(2, (0.010,), 0.020)
 
 
-def test_a_run_has_many_requests_and_many_periods() -> None:
+def test_requests_and_capacity_follow_from_the_limit() -> None:
     assert enough_requests(10.0, 100_000) == 10_000
     assert enough_requests(2_300.0, 100_000) == 46_000
     assert enough_requests(2_300.0, 10_000, least=4_000) == 4_600
+    assert capacity_per_s(ONE_THREAD, CpuLimit(500)) == pytest.approx(0.5 / 0.018)
+    assert capacity_per_s(ONE_THREAD, CpuLimit(1500)) == pytest.approx(1 / 0.018)
+    assert capacity_per_s(ONE_THREAD, CpuLimit(1500), 2) == pytest.approx(1.5 / 0.018)
 
 
 def test_percentiles_of_a_loop() -> None:
@@ -42,12 +45,6 @@ def test_percentiles_of_a_loop() -> None:
     assert found.mean_s == pytest.approx(0.018 / 0.25, rel=0.01)
     assert found.per_s == pytest.approx(0.25 / 0.018, rel=0.01)
     assert found.stopped == pytest.approx(0.75, rel=0.01)
-
-
-def test_the_capacity_is_bound_by_the_limit_or_by_the_replicas() -> None:
-    assert capacity_per_s(ONE_THREAD, CpuLimit(500)) == pytest.approx(0.5 / 0.018)
-    assert capacity_per_s(ONE_THREAD, CpuLimit(1500)) == pytest.approx(1 / 0.018)
-    assert capacity_per_s(ONE_THREAD, CpuLimit(1500), 2) == pytest.approx(1.5 / 0.018)
 
 
 def test_several_runs_give_the_worst_p99_and_the_mean_of_all() -> None:
@@ -184,14 +181,11 @@ def test_waiting_without_throttling_is_what_queueing_theory_says() -> None:
     assert statistics.fmean(run.latencies_s) - 0.018 == pytest.approx(0.018 * 0.7 / (2 * 0.3), rel=0.08)
 
 
-def test_a_loop_under_half_a_core_waits_for_half_of_each_period() -> None:
+def test_a_loop_waits_for_the_rest_of_each_period_and_replicas_share_it() -> None:
     run = serve(ONE_THREAD, without_ticks(500), 1, 2_000, None, 0)
     assert len(run.latencies_s) / run.elapsed_s == pytest.approx(0.5 / 0.018, rel=0.01)
     assert run.stopped_s / run.elapsed_s == pytest.approx(0.5, rel=0.01)
     assert {round(1e3 * each, 6) for each in run.latencies_s[50:]} == {18.0, 68.0}
-
-
-def test_replicas_share_the_budget() -> None:
     run = serve(ONE_THREAD, without_ticks(1000), 4, 4_000, None, 0)
     assert len(run.latencies_s) / run.elapsed_s == pytest.approx(1 / 0.018, rel=0.01)
     assert run.stopped_s / run.elapsed_s == pytest.approx(0.75, rel=0.01)

@@ -30,14 +30,11 @@ def test_a_difference_beyond_the_noise_is_no_tie() -> None:
     assert found.margin == pytest.approx((found.high - found.low) / 2)
 
 
-def test_what_slows_both_in_a_turn_cancels_out() -> None:
+def test_what_slows_both_in_a_turn_cancels_out_and_a_loss_is_that_of_the_pairs() -> None:
     weather = noisy(1.0, 0.5, 3)
     mine, best = [1.05 * secs for secs in weather], weather
     assert not slowdown(mine, best, interleaved=True).is_tie
     assert slowdown(mine, best, interleaved=False).is_tie
-
-
-def test_a_loss_in_turn_is_that_of_the_pairs_which_its_interval_is_of() -> None:
     found = slowdown([1.0] * 3 + [2.0] * 4, [1.0] * 4 + [2.0] * 3, interleaved=True)
     assert found.median == 0.0
     assert found.low <= found.median <= found.high

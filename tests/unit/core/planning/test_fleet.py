@@ -151,20 +151,14 @@ def request(*models: ModelDemand, **more: Any) -> PlanRequest:
     return PlanRequest(MIG, models, **more)
 
 
-def test_a_rate_is_served_by_the_fewest_units() -> None:
+def test_a_rate_is_served_by_the_fewest_units_with_its_headroom_target_and_memory() -> None:
     plan = plan_fleet(request(demand("a", SCALES, 700)))
     assert len(plan.devices) == 1
     assert [part.share for part in plan.devices[0]] == ["mig:1g.10gb"] * 7
     assert plan.models[0].utilisation == pytest.approx(1.0)
-
-
-def test_headroom_is_planned_for_beyond_the_rate() -> None:
     plan = plan_fleet(request(demand("a", SCALES, 700), headroom=0.05))
     assert len(plan.devices) == 2
     assert plan.models[0].utilisation == pytest.approx(700 / 800)
-
-
-def test_a_target_and_memory_take_sizes_away() -> None:
     slow = demand("a", SCALES, 100, latency_s=0.0083)
     assert [part.units for part in plan_fleet(request(slow)).devices[0]] == [3]
     large = demand("a", SCALES, 100, memory_gib=30)

@@ -129,12 +129,9 @@ def test_waiting_is_what_queueing_theory_says() -> None:
     assert waited == pytest.approx(0.1 * 0.7 / (2 * 0.3), rel=0.08)
 
 
-def test_a_batch_takes_what_waits_and_no_more() -> None:
+def test_a_batch_takes_what_waits_and_the_fastest_free_part_is_taken() -> None:
     # The first is served alone; while it is, three arrive; two of them fit into the next batch.
     assert serve([0.0, 0.1, 0.2, 0.3], [part(1.0, batch=2)]) == pytest.approx([1.0, 1.9, 1.8, 2.7])
-
-
-def test_the_fastest_free_part_is_taken() -> None:
     assert serve([0.0, 0.1], [part(1.0), part(0.5)]) == pytest.approx([0.5, 1.0])
 
 

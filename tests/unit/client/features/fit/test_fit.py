@@ -105,15 +105,12 @@ def test_openvino_has_streams_in_place_of_replicas(fitted: FitResult) -> None:
     assert line.startswith(f"compiled model: PERFORMANCE_HINT = {hint}, {streams}; {best.replicas} infer request")
 
 
-def test_a_bundle_is_loaded_with_its_threads_and_a_burst_is_named(fitted: FitResult) -> None:
+def test_a_bundle_is_loaded_with_its_threads_or_as_a_pool_and_a_burst_is_named(fitted: FitResult) -> None:
     burst = fitted.alternatives[0]
     lines = settings_text(replace(burst, replicas=1), FRACTUNE, Path("m.fractune"))
     assert lines[0].startswith("1 replica of the model, which answers")
     assert lines[1] == f'fractune.load("m.fractune", threads={burst.threads})'
     assert lines[2] == f"burst of the limit (cpu.max.burst): {burst.limit.burst_us} us"
-
-
-def test_replicas_of_a_bundle_are_a_pool(fitted: FitResult) -> None:
     line = settings_text(replace(fitted.best, replicas=2, threads=1), FRACTUNE, Path("m.fractune"))[1]
     assert line == 'fractune.ReplicaPool("m.fractune", replicas=2, threads=1)'
 

@@ -76,15 +76,12 @@ def test_csv_is_flat_and_complete(tmp_path: Path) -> None:
     assert (second["status"], second["cause"], second["median_s"]) == ("run_timeout", 'late, very "late"', "")
 
 
-def test_csv_says_what_disturbed_a_measurement() -> None:
+def test_csv_says_what_disturbed_a_measurement_and_how_many_run_times_chose() -> None:
     disturbance = Disturbance(0.5, 0.1, 0.05, 0.0, 0.02, preemptions=3, throttles=0, throttled_s=0.0)
     row = csv_row(record(disturbance=disturbance, attempts=3))
     assert (row["lost"], row["attempts"]) == (0.2, 3)
     assert row["disturbance"].startswith("wall_s=0.5;off_core_s=0.1;steal_s=0.05;")
     assert (csv_row(record())["lost"], csv_row(record())["disturbance"]) == ("", "")
-
-
-def test_csv_says_how_many_of_the_run_times_chose() -> None:
     policy = TimingPolicy("validation", warmups=1, repeats=3, min_repeat_ms=10.0, choosing=1)
     row = csv_row(record(policy=policy))
     assert (row["choosing"], row["run_secs"], row["median_s"]) == (1, "0.001;0.0011;0.0012", pytest.approx(1.15e-3))

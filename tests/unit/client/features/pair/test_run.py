@@ -222,19 +222,13 @@ def places(found: Arrangement) -> list[tuple[str, tuple[int, ...]]]:
     return [(str(place.share), place.cores) for place in (*found.placements, *whole)]
 
 
-def test_shares_of_their_own_lie_on_cores_of_their_own_and_the_whole_is_both() -> None:
+def test_where_a_pair_lies() -> None:
     found = arranged(shares="cpu:1,cpu:2")
     assert places(found) == [("cpu:1", (0,)), ("cpu:2", (1, 2)), ("cpu:3", (0, 1, 2))]
     assert str(found) == "cpu:1 + cpu:2, each on its own, of cpu:3"
-
-
-def test_an_overlap_is_the_same_cores_for_both_and_is_the_whole() -> None:
     found = arranged(overlap="cpu:2")
     assert places(found) == [("cpu:2", (0, 1))] * 3
     assert (found.interleaved, str(found)) == (False, "both at cpu:2, at the same time")
-
-
-def test_interleaved_is_on_the_whole_machine_or_on_the_share_that_is_named() -> None:
     assert places(arranged(interleaved=True)) == [("cpu:4", (0, 1, 2, 3))] * 3
     found = arranged(interleaved=True, overlap="cpu:2")
     assert places(found) == [("cpu:2", (0, 1))] * 3

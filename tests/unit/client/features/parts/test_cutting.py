@@ -201,27 +201,18 @@ def node(operator: str, reads: str, makes: str) -> object:
 CHAIN = [node("Conv", "x w", "a"), node("CDist", "a a", "b"), node("MatMul", "b v", "c")]
 
 
-def test_a_refused_node_parts_what_is_before_it_from_what_is_after_it() -> None:
+def test_a_refused_node_parts_what_is_before_it_from_what_depends_on_it() -> None:
     assert part_numbers(CHAIN, {1}) == [0, 1, 2]
     assert crossing(CHAIN, [0, 1, 2], ["c"]) == {0: ["a"], 1: ["b"], 2: ["c"]}
-
-
-def test_a_first_refused_node_has_no_own_part_before_it() -> None:
     assert part_numbers([node("CDist", "x x", "a"), node("MatMul", "a v", "b")], {0}) == [1, 2]
-
-
-def test_what_does_not_depend_on_the_refused_node_stays_in_the_first_part() -> None:
     nodes = [node("CDist", "x x", "a"), node("Conv", "x w", "b"), node("MatMul", "a b", "c")]
     assert part_numbers(nodes, {0}) == [1, 0, 2]
     assert crossing(nodes, [1, 0, 2], ["c"]) == {0: ["b"], 1: ["a"], 2: ["c"]}
 
 
-def test_a_part_without_a_heavy_operator_is_not_worth_a_crossing() -> None:
+def test_parts_that_are_not_worth_a_crossing_or_too_many_become_one() -> None:
     nodes = [node("Conv", "x w", "a"), node("CDist", "a a", "b"), node("Relu", "b", "c"), node("CDist", "c c", "d")]
     assert part_numbers(nodes, {1, 3}) == [0, 1, 1, 1]
-
-
-def test_more_parts_than_a_bundle_may_have_become_one() -> None:
     nodes = [node("MatMul", "x w", "a0")]
     for place in range(5):
         nodes += [node("CDist", f"a{place} w", f"b{place}"), node("MatMul", f"b{place} w", f"a{place + 1}")]
@@ -267,13 +258,10 @@ def spec(shares: str) -> JobSpec:
     return JobSpec.requested("m.onnx", shares)
 
 
-def test_a_refused_node_is_cut_out_for_cpu_shares_only() -> None:
+def test_a_refused_node_is_cut_out_and_has_a_remedy_for_cpu_shares_only() -> None:
     assert may_cut(spec("cpu:1"), REFUSED)
     assert not may_cut(spec("mps:50"), REFUSED)
     assert not may_cut(spec("cpu:1"), BadModel("the file is torn"))
-
-
-def test_only_a_node_that_could_be_a_part_has_a_remedy() -> None:
     assert str(with_remedy(spec("cpu:1"), REFUSED, "or do that")) == f"{REFUSED}; or do that"
     assert with_remedy(spec("mps:50"), REFUSED, "or do that") is REFUSED
 

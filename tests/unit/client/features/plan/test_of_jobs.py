@@ -87,9 +87,13 @@ def test_a_pair_that_the_plan_does_not_count_on_is_not_listed() -> None:
     assert not any("measured pairs" in note for note in made.plan.notes)
 
 
-def test_jobs_without_rates_divide_one_device() -> None:
+def test_jobs_without_rates_limits_and_simulations_are_planned() -> None:
     made = plan(JobDemand(job("a.onnx")), JobDemand(job("b.onnx")))
     assert made.plan.stp == pytest.approx(2 * 0.5 / 1.13)
+    made = plan(JobDemand(job("a.onnx"), "20/s", "500ms"), device=PlannedDevice(partitioning="limit"))
+    assert made.plan.devices[0][0].share.endswith("m")
+    made = plan(JobDemand(job("a.onnx"), "300/s", "20ms"), simulate=True)
+    assert made.plan.simulated[0].p99_s <= 0.02
 
 
 def test_two_jobs_of_one_file_are_told_apart_and_share_a_pair() -> None:
@@ -97,16 +101,6 @@ def test_two_jobs_of_one_file_are_told_apart_and_share_a_pair() -> None:
     made = plan(JobDemand(first, "1/s"), JobDemand(second, "1/s"), pairs=[measured_pair(first="m", second="m")])
     assert [model.name for model in made.plan.models] == ["m of m.onnx", "m of j2"]
     assert len(made.measured) == 4
-
-
-def test_limits_are_predicted_from_whole_cores() -> None:
-    made = plan(JobDemand(job("a.onnx"), "20/s", "500ms"), device=PlannedDevice(partitioning="limit"))
-    assert made.plan.devices[0][0].share.endswith("m")
-
-
-def test_a_simulation_adds_what_p99_needs() -> None:
-    made = plan(JobDemand(job("a.onnx"), "300/s", "20ms"), simulate=True)
-    assert made.plan.simulated[0].p99_s <= 0.02
 
 
 def gpu_results(found: JobStatus) -> JobStatus:
@@ -292,25 +286,16 @@ def test_only_shares_of_the_plans_kind_count(shares: tuple[str, str]) -> None:
     assert taken(at_shares(measured_pair(), *shares)) == {}
 
 
-def test_pairs_on_cores_count_for_cpu_limits() -> None:
+def test_which_pairs_count() -> None:
     assert taken(measured_pair(), asked=request(device=limit_type(2))) == {("a", "b"): 1.4, ("b", "a"): 1.02}
-
-
-def test_a_bubble_and_models_of_other_names_are_no_co_runners() -> None:
     model, other = measured_pair().models
     bubble = measured_pair(models=(model, replace(other, model_name="bubble:32MiB", interference=None)))
     assert taken(bubble, measured_pair(first="a", second="c")) == {}
-
-
-def test_a_fleet_may_run_a_model_twice_on_a_device_and_one_device_may_not() -> None:
     itself = measured_pair(first="a", second="a")
     assert taken(itself) == {("a", "a"): 1.4}
     assert taken(itself, asked=request(rate=None)) == {}
     swapped = replace(itself, models=itself.models[::-1])
     assert taken(swapped) == {("a", "a"): 1.4}, "the slower of both"
-
-
-def test_two_shapes_of_a_model_have_its_pair() -> None:
     names = {"a": "m", "b": "m"}
     measured = with_slowdowns(request(rate=None), names, [measured_pair(first="m", second="m")])[1]
     assert {(each.model, each.beside) for each in measured} == {("a", "b"), ("b", "a")}

@@ -58,7 +58,6 @@ def goal(*ratios: float, by: float = 0.0) -> Goal:
         (0.9, 0.05, 0.01, True),
         (0.9, 0.1, 0.01, False),
         (1.0, 0.0, 0.01, False),
-        (1.1, 0.0, 0.01, False),
         (0.99, 0.0, 0.2, False),  # a difference inside the noise
     ],
 )
@@ -71,17 +70,14 @@ def test_ours_beats_the_peer_by_a_part_and_beyond_the_noise(
     assert found.interval[0] <= found.ratio <= found.interval[1]
 
 
-def test_too_few_repeats_never_beat_a_peer() -> None:
-    found = replace(timing(0.5), our_secs=(1e-9, 1e-9), peer_secs=(1.0, 1.0))
-    assert not found.beats(0.0)
-
-
-def test_every_share_must_be_beaten_and_the_last_step_counts() -> None:
+def test_a_peer_is_beaten_at_every_share_by_the_last_step_and_enough_repeats() -> None:
     assert not goal().beaten
     assert not goal(1.5, 1.2).beaten
     assert goal(1.5, 0.8).beaten
     assert not goal(0.8, 1.2).beaten
     assert not goal(1.5, 0.8, by=0.3).beaten
+    found = replace(timing(0.5), our_secs=(1e-9, 1e-9), peer_secs=(1.0, 1.0))
+    assert not found.beats(0.0)
 
 
 def test_parity_is_the_first_step_that_is_no_slower() -> None:
@@ -128,15 +124,12 @@ def test_what_people_are_told() -> None:
     assert verdict_line(beaten) == "goal: onnxruntime 1.31 is beaten, after 10 trials and 40 s of tuning"
 
 
-def test_outputs_that_differ_are_doubtful() -> None:
+def test_outputs_that_differ_or_say_nothing_are_noted() -> None:
     found = goal(1.25)
     assert goal_notes(found) == []
     doubtful = replace(found.steps[0].timings[0], max_rel_difference=0.2, outputs_agree=False)
     (note,) = goal_notes(replace(found, steps=(GoalStep(0.0, 0, (doubtful,)),)))
     assert note.startswith("note: at cpu:1 the outputs differ from onnxruntime's by 2.0e-01")
-
-
-def test_an_agreement_that_says_nothing_is_noted() -> None:
     found = goal(1.25)
     unproved = replace(found.steps[0].timings[0], unproved="NaN or infinite")
     (note,) = goal_notes(replace(found, steps=(GoalStep(0.0, 0, (unproved,)),)))

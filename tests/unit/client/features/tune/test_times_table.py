@@ -153,15 +153,12 @@ def test_more_than_the_roof_comes_with_the_reason() -> None:
     assert [table.notes for table in below] == [(), (), ()]
 
 
-def test_a_record_tells_what_part_of_its_time_was_lost() -> None:
+def test_a_record_tells_what_was_lost_and_names_the_untuned_default() -> None:
     disturbance = Disturbance(0.5, 0.1, 0.05, 0.0, 0.02, preemptions=3, throttles=0, throttled_s=0.0)
     told = records_table([record("aa", disturbance=disturbance), record("bb")], {}, {})
     assert [row["lost"] for row in told.rows] == [pytest.approx(0.2), None]
     assert "20.0 %" in told.cells[0]
     assert len(told.columns) == len(told.cells[0])
-
-
-def test_a_record_of_the_untuned_default_is_named_as_such_behind_the_operator() -> None:
     told = records_table([record(trace=UNTUNED), record("bb")], {}, {})
     assert [row[2] for row in told.cells] == ["fused_conv2d (untuned)", "fused_conv2d"]
 
