@@ -7,8 +7,7 @@ from typing import Any
 
 import grpc
 
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 
 _CHANNELS = 20
 _TIMEOUT_S = 120.0

@@ -14,8 +14,7 @@ from typing import Any
 
 import grpc
 
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 
 _ASK_EVERY_S = 2.0
 _PAUSE_S = 20.0

@@ -13,8 +13,7 @@ from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM, UNREADAB
 from fractune_core.fleet.redis_state import CANCELLED
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.operators import workload_hash
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 from fractune_server.services.log import IMPORT_LIMIT_BYTES
 from tests.support.fuzz import served
 from tests.support.fuzz.sealed import EVENTS

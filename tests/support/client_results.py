@@ -24,8 +24,7 @@ from fractune.features.tune.result import TuneResult
 from fractune.server.job_status import JobProgress, JobStatus, OperatorMatch, OperatorStatus, ShareResult
 from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.co_location import RoundTimes, co_location_figures
-from fractune_core.analysis.limit_fitting import Alternative
-from fractune_core.analysis.limit_fitting import Goal as Fitting
+from fractune_core.analysis.limit_fitting import Alternative, Goal as Fitting
 from fractune_core.analysis.limit_prediction import Prediction
 from fractune_core.analysis.match import How
 from fractune_core.analysis.noise import NoiseAdvice

@@ -10,15 +10,15 @@ docs/running.md describes them. The modules below are how it is made, and change
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from fractune_core import __version__ as __version__
-from fractune_core import errors as errors
+from fractune_core import __version__ as __version__, errors as errors
 
 if _TYPE_CHECKING:
-    from fractune_runtime.inference_session import InferenceSession as InferenceSession
-    from fractune_runtime.inference_session import SessionOptions as SessionOptions
+    from fractune_runtime.inference_session import (
+        InferenceSession as InferenceSession,
+        SessionOptions as SessionOptions,
+    )
     from fractune_runtime.io_binding import OrtValue as OrtValue
-    from fractune_runtime.loading import load as load
-    from fractune_runtime.loading import verify_bundle as verify_bundle
+    from fractune_runtime.loading import load as load, verify_bundle as verify_bundle
     from fractune_runtime.replica_pool import ReplicaPool as ReplicaPool
 
 _HOME_OF = {

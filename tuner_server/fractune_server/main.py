@@ -29,8 +29,7 @@ from fractune_core.fleet.redis_state import check_clock, no_redis, redis_time_s
 from fractune_core.fleet.signed_messages import seal_greeting
 from fractune_core.host.private_folders import OWN_UMASK
 from fractune_core.jobs import JobState
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 from fractune_server.admin import note_audit
 from fractune_server.authenticator import AccessInterceptor, Authenticator, caller
 from fractune_server.engine.engine import Engine

@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 import grpc
 
 from fractune_core.errors import FractuneError, NotFound
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 
 
 def abort(context: grpc.ServicerContext, error: FractuneError) -> NoReturn:

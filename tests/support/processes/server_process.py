@@ -25,8 +25,7 @@ import psutil
 from fractune_core.access import TlsFiles
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.options import ServerOptions
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 from fractune_server.main import run_server
 from tests.support.processes.ready_made import ReadyMade
 from tests.support.processes.redis_process import wait_until

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.support import cases
-from benchmarks.support import zoo as listed
+from benchmarks.support import cases, zoo as listed
 from benchmarks.support.trajectory import Trial
 from benchmarks.support.zoo import BUILD, JUDGE, KINDS, ROLES, ZooModel, zoo
 from benchmarks.support.zoo_tables import (

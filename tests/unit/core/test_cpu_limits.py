@@ -3,8 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.cpu_limits import GrantedLimit, LimitSize

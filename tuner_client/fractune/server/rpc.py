@@ -28,8 +28,7 @@ from fractune_core.files.new_bundle import NewBundle
 from fractune_core.host.machine import is_full
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from fractune_core.access import transfer_s
 from fractune_core.errors import BadModel, NotFound, ServerUnreachable
 from fractune_core.names import check_file_name
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 
 CHUNK_BYTES = 1 << 20
 PATIENCE_S = 60.0

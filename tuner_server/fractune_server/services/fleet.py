@@ -7,8 +7,7 @@ import grpc
 from fractune_core.codec.messages import timestamp, to_proto
 from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.names import Collection
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 from fractune_server.transport.context import CallContext
 from fractune_server.transport.live_workers import Waiting, live_workers, waiting_work
 

@@ -24,8 +24,7 @@ from fractune_core.errors import BadRequest, QuotaExceeded, ScopeMissing, Server
 from fractune_core.files.onnx_file import shapes_by_name
 from fractune_core.jobs import JobSpec, JobState, Priority
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, Collection, check_file_name
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 from fractune_core.shares import GrantedShare, with_kernel_shares
 from fractune_server.authenticator import Caller, caller
 from fractune_server.selection.model_match import served_variant, timed_at_load

@@ -14,8 +14,7 @@ from fractune_core.errors import BadRequest, QuotaExceeded
 from fractune_core.jobs import OperatorTask
 from fractune_core.names import Collection
 from fractune_core.operators import check_workload
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import parse_shares
 from fractune_core.targets import check_target

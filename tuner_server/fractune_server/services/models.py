@@ -14,8 +14,7 @@ from fractune_core.access import transfer_s
 from fractune_core.errors import BadModel, BadRequest, NotFound, QuotaExceeded
 from fractune_core.files.scripts import REFUSAL, is_script
 from fractune_core.names import Collection, check_file_name
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 from fractune_server.authenticator import Caller, caller, ended_after
 from fractune_server.store.store import StoredModel
 from fractune_server.transport.context import CallContext, TenantView

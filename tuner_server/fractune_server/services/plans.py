@@ -10,8 +10,7 @@ import grpc
 
 from fractune_core.errors import BadRequest, FractuneError, QuotaExceeded, ServerUnreachable, error_from_name
 from fractune_core.names import Collection
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 from fractune_core.planning import planner
 from fractune_core.planning.devices import DeviceType
 from fractune_core.planning.speeds import Row, measured_rows

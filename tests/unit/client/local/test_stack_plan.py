@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune.cli.commands.fleet.up import default_shares
 from fractune.local.stack import measurer_label, plan_builders, plan_cores, plan_measurers, work_cores

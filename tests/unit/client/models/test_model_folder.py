@@ -17,9 +17,7 @@ from fractune.models.model_folder import read_folder
 from fractune_core.model_inputs import Sizes
 from tests.support.decoders import write_plain_decoder
 from tests.support.processes.scripted_server import ScriptedServer
-from tests.support.translators import ENCODER as ENCODER_FILE
-from tests.support.translators import MERGED as MERGED_FILE
-from tests.support.translators import write_translator
+from tests.support.translators import ENCODER as ENCODER_FILE, MERGED as MERGED_FILE, write_translator
 from tests.unit.client.cli.commands.models.test_inspect import saved
 
 pytestmark = pytest.mark.usefixtures("examined_here")

@@ -4,8 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune.text.figure import save_figure
 from fractune.text.text import counts_text, ratio_text, roof_notes, slowdown_text, span_text, time_text

@@ -6,8 +6,7 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune_core.analysis.knee import CurveKind, find_knee, fit_curve
 from fractune_core.errors import BadRequest

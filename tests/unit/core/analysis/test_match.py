@@ -8,8 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune_core.analysis.match import DEFAULT_POLICY, Choice, How, Match, Policy, choose, find_match, least_regret
 from fractune_core.analysis.validated import MeasuredTimes, Times, ValidatedRecords

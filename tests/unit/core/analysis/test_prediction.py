@@ -6,8 +6,7 @@ import re
 import statistics
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune_core.analysis.limit_prediction import (
     Budget,

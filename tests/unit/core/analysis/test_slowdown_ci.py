@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune_core.analysis.slowdown_ci import Slowdown, _bound_of_ranks, _bound_of_signs, is_closed, slowdown
 

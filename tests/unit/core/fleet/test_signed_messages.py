@@ -8,8 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune_core.codec.plain_json import to_dict
 from fractune_core.fleet.messages import TimeModelWork, WorkFailed

@@ -5,8 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune_core.host import machine
 from fractune_core.host.cpus import EACH_A_CORE, CpuTopology, cpu_list

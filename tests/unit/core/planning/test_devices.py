@@ -4,8 +4,7 @@ import functools
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from benchmarks.support.published import PUBLISHED_GPUS, SETS, overlaps, parvagpu_deployments, parvagpu_request
 from fractune_core.errors import BadRequest

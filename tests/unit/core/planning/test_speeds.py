@@ -5,8 +5,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune_core.analysis.knee import fit_curve
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart, serve, simulate

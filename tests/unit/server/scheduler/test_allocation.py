@@ -3,8 +3,7 @@
 import math
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune_core.records import Status
 from fractune_server.scheduler import allocation

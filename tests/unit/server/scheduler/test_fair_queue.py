@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune_core.jobs import Priority
 from fractune_server.scheduler.fair_queue import Claimant, FairQueue

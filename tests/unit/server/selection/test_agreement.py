@@ -16,8 +16,7 @@ from fractune_core.records import UNTUNED, VALIDATION_POLICY, TimingPolicy
 from fractune_runtime.choosing import choose_variant
 from fractune_server.selection.model_match import OperatorRow, _row
 from fractune_server.selection.variants import Deployment, ValidatedOperator, measured_secs, variants_for
-from tests.support.client_samples import bundle_bytes
-from tests.support.client_samples import variants as named_variants
+from tests.support.client_samples import bundle_bytes, variants as named_variants
 from tests.support.samples import DEVICE, TARGET_KEY, WORKLOAD, granted, validation
 
 TRACES = [UNTUNED, "a", "b", "c", "d"]

@@ -16,12 +16,10 @@ import pytest
 from fractune_core.access import Quotas, Scope
 from fractune_core.errors import QuotaExceeded
 from fractune_core.names import DEFAULT_TENANT
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 from fractune_core.planning import planner
 from fractune_server.authenticator import AccessInterceptor, Caller
-from fractune_server.services import models as module
-from fractune_server.services import plans
+from fractune_server.services import models as module, plans
 from fractune_server.services.interceptors import ErrorInterceptor
 from fractune_server.services.models import ModelService, arriving
 from fractune_server.services.plans import PLANS_AT_ONCE, PlanService

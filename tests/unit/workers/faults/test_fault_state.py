@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fractune_workers.faults.fault_state import REMEMBERED, ArtifactFailure, Ending, FaultState, Step
 

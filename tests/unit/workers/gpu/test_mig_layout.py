@@ -4,8 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.planning.devices import PROFILES, Profile, placements

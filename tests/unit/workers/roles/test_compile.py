@@ -20,8 +20,7 @@ from fractune_core.fleet.signed_messages import Refused, seal_event
 from fractune_workers.child.errors import CallFailed
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
-from fractune_workers.roles import compile as compile_role
-from fractune_workers.roles import tune
+from fractune_workers.roles import compile as compile_role, tune
 from fractune_workers.roles.tune import Tuner
 from tests.support.fleet_messages import measure_work
 from tests.support.processes.made_up import made_up_record, target_operator

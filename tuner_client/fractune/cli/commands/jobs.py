@@ -15,11 +15,9 @@ from fractune.cli.ending import end_without, run_when_done
 from fractune.cli.printing import HEAVIEST, choose_view, print_answer, print_details, print_json, print_tables
 from fractune.features.client import Client
 from fractune.features.compete.results import times_of_job
-from fractune.features.cost import DEFAULT_LIMIT as COST_LIMIT
-from fractune.features.cost import cost as costs_of
+from fractune.features.cost import DEFAULT_LIMIT as COST_LIMIT, cost as costs_of
 from fractune.features.diff import diff as diff_of
-from fractune.features.retune import DEFAULT_LIMIT as RETUNE_LIMIT
-from fractune.features.retune import retune as retune_models
+from fractune.features.retune import DEFAULT_LIMIT as RETUNE_LIMIT, retune as retune_models
 from fractune.features.tune.answer import Answer, answer_json, answer_of
 from fractune.features.tune.table import result_json
 from fractune.local.state import default_state_dir

@@ -7,8 +7,7 @@ so both run `prepare`. Another pass list would give other hashes, and no schedul
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

@@ -14,8 +14,7 @@ import numpy as np
 import tvm_ffi
 from tvm import relax, te, tirx
 
-from fractune_workers.children.layouts.kernels import four_bits as exact
-from fractune_workers.children.layouts.kernels import rounded_data
+from fractune_workers.children.layouts.kernels import four_bits as exact, rounded_data
 from fractune_workers.children.layouts.kernels.four_bits import Product, laid_out
 from fractune_workers.children.layouts.planner import Array, Planner
 from fractune_workers.children.rewriting.expressions import shape_of

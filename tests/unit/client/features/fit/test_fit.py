@@ -13,12 +13,10 @@ import pytest
 import fractune
 from fractune.cli import main
 from fractune.errors import BadBundle, BadModel, BadRequest
-from fractune.features.fit import fit as fitting
-from fractune.features.fit import measuring, table
+from fractune.features.fit import fit as fitting, measuring, table
 from fractune.features.fit.fit import FitResult, settings_text
 from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, OPENVINO, Measured, measure, service_of
-from fractune_core.analysis.limit_fitting import Goal
-from fractune_core.analysis.limit_fitting import fit as fit_services
+from fractune_core.analysis.limit_fitting import Goal, fit as fit_services
 from fractune_core.cpu_limits import Service, powers_of_two
 from tests.support.client_samples import DEVICE, bundle_at
 

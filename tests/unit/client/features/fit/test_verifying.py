@@ -16,8 +16,7 @@ import pytest
 import fractune
 from fractune.cli import main
 from fractune.errors import ShareUnavailable
-from fractune.features.fit import fit as fitting
-from fractune.features.fit import verifying
+from fractune.features.fit import fit as fitting, verifying
 from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, Measured
 from fractune.features.fit.verifying import REQUESTS, BehindServer, Verified, check_limits, verify, verify_behind
 from fractune.local import model_server

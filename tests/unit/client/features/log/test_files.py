@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import tvm
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tvm import te, topi
-from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir import Schedule, meta_schedule as ms
 
 from fractune.cli import main
 from fractune.features.log import code

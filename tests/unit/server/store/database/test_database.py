@@ -16,8 +16,7 @@ from sqlalchemy import Engine, event, text
 from fractune_core.access import Quotas, Scope
 from fractune_core.errors import StateUnusable
 from fractune_core.host import machine
-from fractune_server.store.database import database
-from fractune_server.store.database import database as module
+from fractune_server.store.database import database, database as module
 from fractune_server.store.database.tables import metadata
 from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url

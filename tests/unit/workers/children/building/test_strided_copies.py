@@ -6,8 +6,7 @@ import pytest
 import tvm
 from tvm import te
 from tvm.s_tir import Schedule
-from tvm.script import ir as I
-from tvm.script import tirx as T
+from tvm.script import ir as I, tirx as T
 
 from fractune_core.errors import FractuneError
 from fractune_workers.children.building.cuda import build_archive, lowered

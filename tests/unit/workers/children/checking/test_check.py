@@ -20,8 +20,7 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import Checked
 from fractune_runtime.cpu import OnCpu
 from fractune_runtime.sessions import OnnxRuntimeSession, open_session
-from fractune_workers.children.checking import child as checking
-from fractune_workers.children.checking import comparing, references
+from fractune_workers.children.checking import child as checking, comparing, references
 from fractune_workers.children.checking.comparing import imported
 from fractune_workers.children.checking.references import reference
 from fractune_workers.children.importing.onnx_models.onnx_importer import CONVERTERS

@@ -10,9 +10,7 @@ import pytest
 import tvm
 import tvm_ffi
 from tvm import relax
-from tvm.script import ir as I
-from tvm.script import relax as R
-from tvm.script import tirx as T
+from tvm.script import ir as I, relax as R, tirx as T
 
 from fractune_core.errors import BadModel
 from fractune_core.files.scripts import REFUSAL

@@ -11,9 +11,7 @@ import pytest
 import tvm
 from tvm import relax, topi
 from tvm.relax import op
-from tvm.script import ir as I
-from tvm.script import relax as R
-from tvm.script import tirx as T
+from tvm.script import ir as I, relax as R, tirx as T
 
 from fractune_core.errors import BadModel
 from fractune_core.operators import DIRECT, is_workload_hash, workload_hash

@@ -21,9 +21,7 @@ from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY
 from fractune_core.shares import Share
 from fractune_core.targets import target_key
 from fractune_workers.child.errors import ChildDied
-from fractune_workers.children.measuring import child as child_module
-from fractune_workers.children.measuring import roof
-from fractune_workers.children.measuring import setup as measuring_setup
+from fractune_workers.children.measuring import child as child_module, roof, setup as measuring_setup
 from fractune_workers.children.measuring.child import MeasurerChild, open_child
 from fractune_workers.children.measuring.compiled_software import gpu_software
 from fractune_workers.children.measuring.setup import MeasuringSetup, gpu_setup, packed_gpu_setup

@@ -7,8 +7,7 @@ import random
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tvm import te, topi
 
 from fractune_core.operators import DIRECT

@@ -8,8 +8,7 @@ from unittest.mock import Mock
 import pytest
 import tvm
 import tvm_ffi
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tvm import te, topi
 from tvm.s_tir import meta_schedule as ms
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from onnx import helper
 from tvm import te
 from tvm.tirx import PrimFunc

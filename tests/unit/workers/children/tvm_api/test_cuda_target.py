@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import tvm
 from tvm import te
-from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir import Schedule, meta_schedule as ms
 
 from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_workers.children.compiling.child import ingest

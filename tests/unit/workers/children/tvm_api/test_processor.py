@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_runtime.tvm_runtime.tensors import numpy_dtype
 from fractune_workers.child.errors import ChildDied
-from fractune_workers.children.tvm_api import processor
-from fractune_workers.children.tvm_api import processor as processor_module
+from fractune_workers.children.tvm_api import processor, processor as processor_module
 from fractune_workers.children.tvm_api.arrays import random_args
 from fractune_workers.children.tvm_api.processor import Processor, core_times, cpu_processor
 

@@ -12,8 +12,7 @@ import tvm_ffi
 from onnx import helper
 from tvm import te
 from tvm.s_tir import Schedule
-from tvm.script import ir as I
-from tvm.script import tirx as T
+from tvm.script import ir as I, tirx as T
 
 from fractune_core.errors import BadModel
 from fractune_core.operators import DIRECT

@@ -14,15 +14,13 @@ from fractune.cli import options
 from fractune.cli.ending import GOAL_MISSED, end_without
 from fractune.cli.printing import choose_view, print_json, print_picture, print_tables
 from fractune.features.client import Client
-from fractune.features.fit.fit import DEFAULT_STEP, FitResult
-from fractune.features.fit.fit import fit as fit_model
+from fractune.features.fit.fit import DEFAULT_STEP, FitResult, fit as fit_model
 from fractune.features.knee.knee import knee as model_knee
 from fractune.features.knee.report import knee_json, limit_json
 from fractune.features.matrix.cross_table import COLUMNS, CrossTable, rows, table_json
 from fractune.features.matrix.matrix import matrix as model_matrix
 from fractune.features.noise import noise as measure_noise
-from fractune.features.pair.pair import DEFAULT_ROUNDS, PairResult
-from fractune.features.pair.pair import pair as measure_pair
+from fractune.features.pair.pair import DEFAULT_ROUNDS, PairResult, pair as measure_pair
 from fractune.features.plan.plan import plan as make_plan
 from fractune.local.model_server import SERVERS
 from fractune.sessions.session import session

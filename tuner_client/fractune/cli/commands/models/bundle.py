@@ -14,15 +14,11 @@ from fractune.cli import options
 from fractune.cli.ending import end_without
 from fractune.cli.printing import choose_view, print_json, print_tables
 from fractune.features.client import Client
-from fractune.features.compete.compete import REPEATS
-from fractune.features.compete.compete import compete as compete_with
+from fractune.features.compete.compete import REPEATS, compete as compete_with
 from fractune.features.compete.results import checked_json, checked_lines, contest_events
-from fractune.features.fuse import FusedModel, apart_text, slots_text
-from fractune.features.fuse import fuse as fuse_models
-from fractune.features.join import JoinedBundle, padding_line, shapes_lines
-from fractune.features.join import join as join_files
-from fractune.features.tune.bundle import POLICIES, BundleFile, write_image
-from fractune.features.tune.bundle import bundle as bundle_model
+from fractune.features.fuse import FusedModel, apart_text, fuse as fuse_models, slots_text
+from fractune.features.join import JoinedBundle, join as join_files, padding_line, shapes_lines
+from fractune.features.tune.bundle import POLICIES, BundleFile, bundle as bundle_model, write_image
 from fractune.models.source import check_model_file
 from fractune.sessions.session import session
 from fractune_core.errors import BadRequest

@@ -7,9 +7,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.features.packs import carry_wheels, requirements
-from fractune.features.packs import measure as measure_pack
-from fractune.features.packs import pack as pack_model
+from fractune.features.packs import carry_wheels, measure as measure_pack, pack as pack_model, requirements
 from fractune_core.errors import BadRequest
 from fractune_core.shares import Share, share_names
 

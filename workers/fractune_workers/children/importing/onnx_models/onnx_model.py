@@ -25,8 +25,7 @@ import itertools
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from functools import partial
 from types import MappingProxyType
 from typing import Any

@@ -8,8 +8,7 @@ from typing import Any
 
 import tvm
 from tvm.ir.utils import derived_object
-from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir import Schedule, meta_schedule as ms
 from tvm.s_tir.meta_schedule.postproc import PyPostproc
 from tvm.s_tir.schedule import Trace
 

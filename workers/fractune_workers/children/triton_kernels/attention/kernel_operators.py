@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children.triton_kernels import decisions as products
-from fractune_workers.children.triton_kernels import sources
+from fractune_workers.children.triton_kernels import decisions as products, sources
 from fractune_workers.children.triton_kernels.attention.recognition import Attention, attention_of
 from fractune_workers.children.triton_kernels.compiler import (
     has_tensor_cores,

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tvm import relax, te
 
 from fractune_workers.children.importing.passes import planned, prepare

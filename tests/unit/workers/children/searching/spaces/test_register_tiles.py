@@ -2,8 +2,7 @@
 
 from math import prod
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fractune_core.tir.canonical import CONV, DEPTHWISE, MATMUL
 from fractune_workers.children.searching.spaces.register_tiles import Extents, Tiling, tilings

@@ -5,8 +5,7 @@ import json
 import pytest
 import tvm
 from tvm import te
-from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir import Schedule, meta_schedule as ms
 
 from fractune_workers.children.searching.operator_search import OperatorSearch, space_for
 from fractune_workers.children.searching.spaces.sketches import FitsRegisters, accumulators
