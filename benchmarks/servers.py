@@ -182,7 +182,7 @@ def _ratio(each: dict[str, Any], part: str) -> float:
 
 
 def _print(each: dict[str, Any]) -> None:
-    """A row of the table for docs/serving.md for each load."""
+    """A row of the table for docs/performance.md for each load."""
     for part, at in each["at"].items():
         cells = (f"{1e3 * at[way][rank]:.1f}" for rank in ("p50_s", "p99_s") for way in (OURS, PEER))
         loops = " | ".join(f"{each['loop_per_s'][way]:.0f}" for way in (OURS, PEER))
