@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 WAITING = ("tests/integration/", "tests/processes/", "tests/packaging/")
 """Folders whose tests mostly wait for processes"""
-COMPUTING = ("tests/unit/workers/",)
+COMPUTING = ("tests/unit/workers/", "tests/unit/runtime/")
 """Folders whose tests mostly compute, and take the longest of those that do"""
 LONGEST = (
     "tests/integration/test_exported_decoders.py",
