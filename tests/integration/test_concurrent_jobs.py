@@ -26,7 +26,7 @@ from fractune_core.records import Kind, Status
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
-from tests.support.processes.server_process import Client, model_bytes, running_server
+from tests.support.processes.server_process import Client, model_bytes, running_server, simulated_stack
 from tests.support.secret import SECRET
 
 OPERATORS = (("conv2d_a", 4), ("conv2d_b", 2), ("dense", 1))
@@ -421,12 +421,7 @@ class Repeating:
 
 @pytest.fixture
 def repeating(tmp_path: Path) -> Iterator[Repeating]:
-    with (
-        running_redis() as url,
-        simulated_fleet(url) as fleet,
-        running_server(url, tmp_path / "state") as server,
-        server.client() as client,
-    ):
+    with simulated_stack(tmp_path / "state") as (url, fleet, _, client):
         repeating = Repeating(url, client, fleet)
         yield repeating
         repeating.redis.close()

@@ -16,9 +16,8 @@ import fractune
 from fractune.local.state import open_state
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.processes.cli_process import await_event, error_line, events, run_fractune, start_fractune
-from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
-from tests.support.processes.redis_process import running_redis
-from tests.support.processes.server_process import Client, ServerProcess, model_bytes, running_server
+from tests.support.processes.fleet_simulated import SimulatedFleet
+from tests.support.processes.server_process import Client, ServerProcess, model_bytes, simulated_stack
 from tests.support.processes.terminal import CTRL_C, ENTER, Terminal, at_terminal
 
 _DIES_WITH_THE_LOCK = """
@@ -65,12 +64,7 @@ class Place:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("left")
-    with (
-        running_redis() as url,
-        simulated_fleet(url) as fleet,
-        running_server(url, folder / "state") as server,
-        server.client() as client,
-    ):
+    with simulated_stack(folder / "state") as (_, fleet, server, client):
         yield Place(fleet, server, client, folder)
 
 

@@ -6,9 +6,8 @@ import redis
 
 from fractune_core.fleet.redis_state import DONE
 from fractune_core.pb import fractune_pb2 as pb
-from tests.support.processes.fleet_simulated import simulated_fleet
-from tests.support.processes.redis_process import commands_of, running_redis, wait_until
-from tests.support.processes.server_process import Client, model_bytes, running_server
+from tests.support.processes.redis_process import commands_of, wait_until
+from tests.support.processes.server_process import Client, model_bytes, simulated_stack
 
 LOOKS_AT_ALL_KEYS = {"scan", "keys", "eval", "evalsha"}
 """commands that no part may need: they read all keys, or run scripts"""
@@ -21,13 +20,7 @@ def finish(client: Client, model: bytes, trials: int) -> None:
 
 def test_work_leaves_no_keys_behind_and_no_command_looks_at_all_of_them(tmp_path: Path) -> None:
     operators = [(f"conv2d_{number}", 1) for number in range(4)]
-    with (
-        running_redis() as url,
-        simulated_fleet(url),
-        redis.Redis.from_url(url) as connection,
-        running_server(url, tmp_path / "state") as server,
-        server.client() as client,
-    ):
+    with simulated_stack(tmp_path / "state") as (url, _, _, client), redis.Redis.from_url(url) as connection:
         finish(client, model_bytes(*operators), 40)
         keys, works = connection.dbsize(), connection.zcard(DONE)
         with commands_of(connection) as commands:

@@ -26,7 +26,14 @@ from fractune_server.admin import back_up, restore
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.ready_made import ReadyMade
 from tests.support.processes.redis_process import running_redis, wait_until
-from tests.support.processes.server_process import Client, ServerProcess, as_call, model_bytes, running_server
+from tests.support.processes.server_process import (
+    Client,
+    ServerProcess,
+    as_call,
+    model_bytes,
+    running_server,
+    simulated_stack,
+)
 
 
 def fresh(operators: int = 3) -> bytes:
@@ -175,12 +182,7 @@ def test_a_server_on_a_full_disk_ends_in_one_line_and_goes_on_when_there_is_spac
 
 @pytest.mark.long
 def test_a_backup_taken_in_mid_job_is_restored_elsewhere_and_its_job_goes_on(tmp_path: Path) -> None:
-    with (
-        running_redis() as url,
-        simulated_fleet(url) as fleet,
-        running_server(url, tmp_path / "state") as server,
-        server.client() as client,
-    ):
+    with simulated_stack(tmp_path / "state") as (_, fleet, _, client):
         fleet.workers["measure-2"].hold_after = 16
         name = client.create(client.upload(fresh()), trials=40, round_size=4).name
         client.wait(name, lambda job: job.progress.candidates_done >= 8)
@@ -250,12 +252,7 @@ def test_tuner_instance_killed_before_it_proposed(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_search_that_its_instance_has_forgotten_begins_there_with_what_the_log_holds(tmp_path: Path) -> None:
-    with (
-        running_redis() as url,
-        simulated_fleet(url) as fleet,
-        running_server(url, tmp_path / "state") as server,
-        server.client() as client,
-    ):
+    with simulated_stack(tmp_path / "state") as (_, fleet, _, client):
         tuner = fleet.workers["tune-1"]
         tuner.forgetful = True
         model = fresh(operators=1)

@@ -23,7 +23,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from tests.support.processes.cli_process import error_line, run_fractune, start_fractune, stopped_at_end
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
-from tests.support.processes.server_process import Client, ServerProcess, model_bytes, running_server
+from tests.support.processes.server_process import Client, ServerProcess, model_bytes, running_server, simulated_stack
 from tests.support.secret import SECRET
 
 Scrape = dict[tuple[str, tuple[str, ...]], float]
@@ -106,12 +106,7 @@ def scrapes_until_done(server: ServerProcess, client: Client, job: str) -> list[
 @pytest.mark.long
 def test_counters_equal_sql_after_workers_were_killed(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    with (
-        running_redis() as url,
-        simulated_fleet(url) as fleet,
-        running_server(url, state, metrics="127.0.0.1:0") as server,
-        server.client() as client,
-    ):
+    with simulated_stack(state, metrics="127.0.0.1:0") as (url, fleet, server, client):
         fleet.remove("build-1")
         job = client.create(client.upload(fresh()), trials=60, round_size=6).name
         client.wait(job, lambda found: found.state == pb.JOB_STATE_TUNING)
@@ -138,12 +133,7 @@ def test_counters_equal_sql_after_workers_were_killed(tmp_path: Path) -> None:
 
 
 def test_calls_are_counted_and_no_series_names_a_job_or_a_worker(tmp_path: Path) -> None:
-    with (
-        running_redis() as url,
-        simulated_fleet(url) as fleet,
-        running_server(url, tmp_path / "state", metrics="127.0.0.1:0") as server,
-        server.client() as client,
-    ):
+    with simulated_stack(tmp_path / "state", metrics="127.0.0.1:0") as (_, fleet, server, client):
         job = client.finish(client.create(client.upload(fresh(1)), trials=4).name)
         client.fleet.ListWorkers(pb.ListWorkersRequest())
         found = scrape(server)
@@ -211,12 +201,7 @@ def test_promtool_finds_nothing_wrong_with_a_scrape(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool here: `apt-get install prometheus` brings it")
-    with (
-        running_redis() as url,
-        simulated_fleet(url),
-        running_server(url, tmp_path / "state", metrics="127.0.0.1:0") as server,
-        server.client() as client,
-    ):
+    with simulated_stack(tmp_path / "state", metrics="127.0.0.1:0") as (_, _, server, client):
         client.finish(client.create(client.upload(fresh(1)), trials=4).name)
         _, text = get(f"{port_of(server)}/metrics")
     checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)

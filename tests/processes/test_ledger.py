@@ -22,7 +22,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.made_up import CPU_S, WORKED_S
 from tests.support.processes.redis_process import running_redis, wait_until
-from tests.support.processes.server_process import Client, as_call, model_bytes, running_server
+from tests.support.processes.server_process import Client, as_call, model_bytes, running_server, simulated_stack
 
 KINDS = {"ingest", "search", "build", "measure", "compile", "time_model"}
 TRIALS = 96
@@ -78,13 +78,7 @@ def test_a_job_costs_what_its_pieces_cost_though_servers_are_killed_and_results_
 
 @pytest.mark.long
 def test_what_a_killed_worker_did_not_deliver_costs_once(tmp_path: Path) -> None:
-    with (
-        running_redis() as url,
-        redis.Redis.from_url(url) as connection,
-        simulated_fleet(url) as fleet,
-        running_server(url, tmp_path / "state") as server,
-        server.client() as client,
-    ):
+    with simulated_stack(tmp_path / "state") as (url, fleet, _, client), redis.Redis.from_url(url) as connection:
         fleet.remove("build-1")
         command = [sys.executable, "-m", "tests.support.processes.fleet_simulated", url, "build", "doomed"]
         with subprocess.Popen(command, cwd=REPOSITORY, env={"HOLD": "1"}) as doomed:

@@ -18,9 +18,8 @@ from fractune_server.services.log import IMPORT_LIMIT_BYTES
 from tests.support.fuzz import served
 from tests.support.fuzz.sealed import EVENTS
 from tests.support.fuzz.target import Target, fuzz
-from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
-from tests.support.processes.server_process import ServerProcess, as_call, model_bytes, running_server
+from tests.support.processes.server_process import ServerProcess, as_call, model_bytes, running_server, simulated_stack
 from tests.support.secret import SECRET
 
 
@@ -104,12 +103,7 @@ def test_a_question_about_the_log_has_a_size(server: ServerProcess) -> None:
 
 
 def test_a_model_is_not_read_on_for_a_caller_that_has_left(tmp_path: Path) -> None:
-    with (
-        running_redis() as url,
-        simulated_fleet(url) as fleet,
-        running_server(url, tmp_path / "state") as server,
-        server.client() as client,
-    ):
+    with simulated_stack(tmp_path / "state") as (_, fleet, _, client):
         worker = fleet.workers["compile-1"]
         worker.hold.set()
         model = client.upload(model_bytes(("op", 1)))
@@ -121,12 +115,7 @@ def test_a_model_is_not_read_on_for_a_caller_that_has_left(tmp_path: Path) -> No
 
 
 def test_a_workers_message_of_any_length_fits_into_a_list_of_jobs(tmp_path: Path) -> None:
-    with (
-        running_redis() as url,
-        simulated_fleet(url) as fleet,
-        running_server(url, tmp_path / "state") as server,
-        server.client() as client,
-    ):
+    with simulated_stack(tmp_path / "state") as (_, fleet, server, client):
         for worker in fleet.workers.values():
             worker.hold.set()
         job = client.create(client.upload(model_bytes(("op", 1))), shares=["cpu:1"], trials=2).name
@@ -143,12 +132,7 @@ def test_a_workers_message_of_any_length_fits_into_a_list_of_jobs(tmp_path: Path
 def test_a_result_of_another_shape_does_not_end_the_server(tmp_path: Path) -> None:
     """One that a server takes in again whenever it is started would keep it down for good."""
     strange: Any = {**EVENTS[0], "record": {**EVENTS[0]["record"], "operator": {"not": "a text"}}}
-    with (
-        running_redis() as url,
-        simulated_fleet(url) as fleet,
-        running_server(url, tmp_path / "state") as server,
-        server.client() as client,
-    ):
+    with simulated_stack(tmp_path / "state") as (_, fleet, server, client):
         connection = fleet.workers["build-1"].redis
         events: tuple[Any, ...] = (strange, {"event": "ingested"}, {"event": "compiled", "job": {}})
         for event in events:

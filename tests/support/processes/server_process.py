@@ -27,8 +27,9 @@ from fractune_core.errors import FractuneError
 from fractune_core.fleet.options import ServerOptions
 from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 from fractune_server.main import run_server
+from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.ready_made import ReadyMade
-from tests.support.processes.redis_process import wait_until
+from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.secret import SECRET
 
 WILL_STOP = "will stop"
@@ -177,6 +178,18 @@ def running_server(redis_url: str, state: Path, **options: Any) -> Iterator[Serv
     finally:
         if server.process.poll() is None:
             server.stop()
+
+
+@contextlib.contextmanager
+def simulated_stack(state: Path, **options: Any) -> Iterator[tuple[str, SimulatedFleet, ServerProcess, Client]]:
+    """A Redis, by its address, a simulated fleet, a server and a client of it."""
+    with (
+        running_redis() as url,
+        simulated_fleet(url) as fleet,
+        running_server(url, state, **options) as server,
+        server.client() as client,
+    ):
+        yield url, fleet, server, client
 
 
 def stop_before(place: str) -> None:
