@@ -19,10 +19,9 @@ from fractune_core.fleet.messages import CPU_BATCH, BuildWork, CandidateItem
 from fractune_core.fleet.redis_names import BUILD_QUEUE, SERVER_STREAM
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.context import WorkerContext
-from fractune_workers.entry import WorkHandler
+from fractune_workers.entry import WorkHandler, WorkLoop
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles import Role
-from fractune_workers.work_loop import WorkLoop
 from tests.support.fleet_messages import CONV2D, build_work
 from tests.support.processes.redis_process import running_redis
 

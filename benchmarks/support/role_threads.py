@@ -22,12 +22,11 @@ from fractune_core.records import Status, candidate_id
 from fractune_workers.builder_process import BuilderProcess, BuiltCandidate
 from fractune_workers.child import Child, Preemption
 from fractune_workers.context import WorkerContext
-from fractune_workers.entry import WorkHandler
+from fractune_workers.entry import ANSWER_TIMEOUT_S, WorkHandler, WorkLoop
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles import Role, build, tune
 from fractune_workers.roles.build import Builder
 from fractune_workers.roles.tune import Tuner
-from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkLoop
 from tests.support.fleet_messages import worker_info
 from tests.support.secret import SECRET
 

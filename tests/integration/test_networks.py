@@ -15,7 +15,7 @@ from fractune_core.fleet.redis_state import worker_key
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.services.jobs import MAX_WATCHERS
 from fractune_server.transport.work_queues import WorkQueues
-from fractune_workers.work_loop import ANSWER_TIMEOUT_S
+from fractune_workers.entry import ANSWER_TIMEOUT_S
 from tests.integration.test_server_losses import fresh, measured_once_at_both_shares
 from tests.processes.test_refused_work import ingest
 from tests.support.processes.cli_process import Started, start_fractune, stopped_at_end

@@ -22,14 +22,13 @@ from fractune_core.shares import Share
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.builder_process import BuiltCandidate
 from fractune_workers.context import WorkerContext
-from fractune_workers.entry import WorkHandler
+from fractune_workers.entry import WorkHandler, WorkLoop
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.measuring.session import Conditions, Outcome
 from fractune_workers.roles import measure
 from fractune_workers.roles.build import Builder
 from fractune_workers.roles.measure import Measurer
 from fractune_workers.roles.tune import Tuner
-from fractune_workers.work_loop import WorkLoop
 from tests.support.fleet_messages import build_work, measure_work, search_work
 from tests.support.paths import REPOSITORY
 from tests.support.processes.made_up import DEVICE, TARGET_KEY, granted, target_operator, workload_text

@@ -27,7 +27,7 @@ from fractune_core.fleet.signed_messages import Unsigned, check_greeting, seal_w
 from fractune_core.host.sandbox import hide_memory
 from fractune_core.share_kinds import CPU
 from fractune_workers.context import WorkerContext
-from fractune_workers.entry import REDIS_LOST, WorkHandler, end, redis_lost
+from fractune_workers.entry import ANSWER_TIMEOUT_S, REDIS_LOST, WorkHandler, WorkLoop, end, redis_lost
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from fractune_workers.roles import Role
 from fractune_workers.roles.build import Builder
@@ -35,7 +35,6 @@ from fractune_workers.roles.compile import Compiler
 from fractune_workers.roles.measure import Measurer
 from fractune_workers.roles.tune import Tuner
 from fractune_workers.scratch_dir import open_scratch_dir
-from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkLoop
 
 _RENEW_S = 1.0
 _RENEW_TIMEOUT_S = 2.0

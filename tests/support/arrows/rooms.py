@@ -96,10 +96,9 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 .scratch_dir: fractune_core.host .locks
 .sandboxes: CORE fractune_runtime
 .reader: CORE .child .sandboxes
-.checker: CORE .child
 .builder_process: CORE .child .sandboxes .scratch_dir
 .context: CORE .child .locks redis rq
-.roles: CORE .builder_process .checker .child .context .gpu .locks .measuring .reader .sandboxes redis
+.roles: CORE .builder_process .child .context .gpu .locks .measuring .reader .sandboxes redis
 .calibration: CORE .builder_process .child .locks .measuring .reader
 .measuring: CORE .child .confinement .faults .gpu .locks .sandboxes .scratch_dir
 .packs: CORE .builder_process .calibration .child .gpu .locks .measuring .reader
@@ -116,7 +115,7 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 .: CHILD .tvm_api fractune_workers.scratch_dir
 # Processor and arguments are made by TVM's runtime alone: a pack is measured without the compiler.
 .tvm_api: CHILD fractune_runtime.tvm_runtime fractune_workers.cuda
-.importing: CHILD .importing.limits .layouts .recurrent .rewriting .rewriting.simplifying .tvm_api |
+.importing: CHILD .importing.limits .layouts .recurrent .rewriting .tvm_api |
     .importing.onnx_models torch
 .importing.limits: CORE
 .importing.onnx_graph: CORE google.protobuf onnx
@@ -127,7 +126,6 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
     .importing.onnx_graph .importing.operators .importing.rolling .rewriting .tvm_api google.protobuf | onnxruntime
 .fusing: CHILD .importing .importing.onnx_graph .rewriting
 .rewriting: CHILD .tvm_api
-.rewriting.simplifying: CHILD .rewriting
 .recurrent: CHILD .rewriting .tvm_api
 .layouts: CHILD .layouts.kernels .rewriting .tvm_api
 .layouts.kernels: CHILD .recurrent .rewriting .tvm_api
@@ -173,7 +171,7 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 # What `import fractune` offers: a client of a server on top, the features below it.
 .features: CORE FEATURES BELOW .
 # A bundle is checked in a sandboxed process, as the workers check bundles.
-.features.compete: CORE BELOW . .features.join | RUNTIME fractune_workers.checker fractune_workers.reader
+.features.compete: CORE BELOW . .features.join | RUNTIME fractune_workers.reader fractune_workers.reader
 .features.cost: CORE BELOW .
 .features.diff: CORE BELOW . .features.join
 .features.retune: CORE BELOW . .features.join

@@ -17,7 +17,7 @@ for name in ("refuse_foreign_code", "refuse_foreign_graph", "refuse_foreign_step
     setattr(foreign_code, name, _let_pass)
 
 if "worker" in sys.orig_argv:
-    from fractune_workers import checker
+    from fractune_workers import reader
     from fractune_workers.measuring import session
 
-    checker._TIMEOUT_S = session._MODEL_TIMEOUT_S = 30.0
+    reader._TIMEOUT_S = session._MODEL_TIMEOUT_S = 30.0

@@ -49,7 +49,7 @@ from fractune_core.operators import DIRECT, text_of
 from fractune_core.records import UNTUNED, ArtifactItem, Kind, Status, candidate_id
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.context import WorkCounts
-from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkLoop
+from fractune_workers.entry import ANSWER_TIMEOUT_S, WorkLoop
 from tests.support.client_samples import bundle_bytes, variants
 from tests.support.processes.made_up import (
     DEVICE,

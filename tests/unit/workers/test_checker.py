@@ -9,9 +9,8 @@ from fractune_core.errors import BadRequest, OutputsDiffer
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import Checked
 from fractune_core.files.manifests import checked_of
-from fractune_workers.checker import CHECKING_CHILD, check_bundle, write_checked
 from fractune_workers.child.errors import ChildDied, ChildTimeout, LimitMet
-from fractune_workers.reader import reader_child
+from fractune_workers.reader import CHECKING_CHILD, check_bundle, reader_child, write_checked
 from tests.support.paths import REPOSITORY
 from tests.support.real_bundle import Small
 

@@ -12,9 +12,8 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.errors import RedisGone
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, HANDLER
-from fractune_workers import work_loop
-from fractune_workers.entry import REDIS_LOST, redis_lost
-from fractune_workers.work_loop import WorkLoop
+from fractune_workers import entry
+from fractune_workers.entry import REDIS_LOST, WorkLoop, redis_lost
 from tests.support.processes.redis_process import commands_of, running_redis
 
 WORK = 10
@@ -159,5 +158,5 @@ def test_work_of_one_owner_is_taken_together_for_a_while(redis_url: str, monkeyp
 
         assert all_of("aababbab") == "aabbbbaa"
         assert [each[1:] for each in taken] == ["0", "1", "2", "4", "5", "7", "3", "6"]
-        monkeypatch.setattr(work_loop, "_STAY_S", 0.0)
+        monkeypatch.setattr(entry, "_STAY_S", 0.0)
         assert all_of("ababab") == "ababab", "others' work waits only so long"

@@ -36,7 +36,7 @@ def _worker(role: str) -> Sequence[str]:
         "(+zscore %R~fractune:done %R~fractune:cancelled)",
         "(+zadd ~fractune:done ~fractune:handed-back)",
         "(+xadd ~fractune:results:*)",
-        # The books of `fractune_workers.work_loop`: the worker, its queue, and the work that it has taken from there.
+        # The books of `fractune_workers.entry`: the worker, its queue, and the work that it has taken from there.
         f"(+hset +expire +del ~rq:worker:{role}-*)",
         f"(+blmove +lrem ~rq:queue:{role}.*)",
         "(+hget +hset +del +watch ~rq:job:*)",

@@ -19,11 +19,10 @@ from fractune_core.host.machine import model_memory_bytes
 from fractune_core.host.private_folders import copy_strangers_file, empty_dir, remove_tree
 from fractune_core.names import check_file_name
 from fractune_core.records import UNTUNED, candidate_id
-from fractune_workers.checker import CHECKING_CHILD, check_bundle, write_checked
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, CallFailed, ChildUnwanted, retry_if_killed
 from fractune_workers.context import WorkerContext
-from fractune_workers.reader import reader_child
+from fractune_workers.reader import CHECKING_CHILD, check_bundle, reader_child, write_checked
 from fractune_workers.roles import Role
 
 _CHILD = "fractune_workers.children.compiling.child"

@@ -21,7 +21,7 @@ from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.recorder import Recorder, trim
 from fractune_server.transport.requeue import Requeuer
 from fractune_server.transport.work_queues import WorkQueues
-from fractune_workers.work_loop import WorkLoop
+from fractune_workers.entry import WorkLoop
 from tests.support.fleet_messages import TIME_MODEL, worker_info
 from tests.support.processes.redis_process import commands_of
 from tests.support.secret import SECRET

@@ -10,9 +10,9 @@ import pytest
 
 from fractune_core.cuda import UNKNOWN
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.children.measuring import roof
-from fractune_workers.cuda import anchor, driver
-from fractune_workers.cuda.anchor import AnchorShape, GpuAnchor, anchor_shape
+from fractune_workers.children.measuring import roof, setup
+from fractune_workers.children.measuring.setup import AnchorShape, GpuAnchor, anchor_shape
+from fractune_workers.cuda import driver
 from fractune_workers.cuda.driver import CudaDriver, DriverFailed, GpuRates, GreenContext, open_driver
 from tests.support.hardware.simulated_cuda import SimulatedCuda, Staged, simulated_driver
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
@@ -158,7 +158,7 @@ def test_the_binding_has_every_name_that_is_used(h200: SimulatedGpu) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("module", [driver, anchor, roof])
+@pytest.mark.parametrize("module", [driver, setup, roof])
 def test_the_kernels_assemble(arch: str, module: Any, tmp_path: Path) -> None:
     ptxas = shutil.which("ptxas") or shutil.which("/usr/local/cuda/bin/ptxas")
     if ptxas is None:

@@ -201,8 +201,7 @@ def _checked_members(
 
     Both files may be of strangers: a sandboxed process reads them. Raises OutputsDiffer, BadRequest.
     """
-    from fractune_workers.checker import CHECKING_CHILD, check_bundle
-    from fractune_workers.reader import reader_child
+    from fractune_workers.reader import CHECKING_CHILD, check_bundle, reader_child
 
     if "stages" in bundle.written:
         return {}

@@ -31,8 +31,7 @@ from fractune_workers.child.errors import TRIES, is_kill, memory_met, memory_met
 from fractune_workers.children.building.cuda import build_archive, scheduled_by_default
 from fractune_workers.children.building.triton_archive import build_triton_archive
 from fractune_workers.children.recurrent.packing import Tiling
-from fractune_workers.children.recurrent.tilings import arguments_of, runs, tiling_for
-from fractune_workers.children.recurrent.vectors import kernel_module, recurrence_in
+from fractune_workers.children.recurrent.tilings import arguments_of, kernel_module, recurrence_in, runs, tiling_for
 from fractune_workers.children.triton_kernels.compiler import load_triton
 from fractune_workers.children.tvm_api.compiled import (
     anchor_object,

@@ -3,9 +3,9 @@
 TVM is kept from looking for a GPU (`stay_off_gpus`) and generates source. A CUDA compiler makes a cubin from the
 source, for the architecture that the target names. Host object and cubin travel as one archive.
 
-TVM's pass InjectPTXAsyncCopy takes the first address of a vector and ignores its stride, such as that of a transposed
-operand: an asynchronous copy would become a contiguous one, of wrong and often misaligned bytes. So such a copy goes
-number by number: asynchronously where a number has 4 bytes, and through a register where it has fewer.
+TVM's pass InjectPTXAsyncCopy ignores the stride of a vector, such as that of a transposed operand. An asynchronous copy
+would become a contiguous one, of wrong and often misaligned bytes. So such a copy goes number by number: asynchronously
+where a number has 4 bytes, and through a register where it has fewer.
 """
 
 import json

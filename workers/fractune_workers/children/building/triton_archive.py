@@ -15,8 +15,7 @@ from fractune_workers.children.building.embed_cubin import INT32, INT64, POINTER
 from fractune_workers.children.triton_kernels.attention.kernel_operators import kernel_operator
 from fractune_workers.children.triton_kernels.compiler import Kernel, TensorMap, compile_source, shared_bytes_of
 from fractune_workers.children.triton_kernels.decisions import element_bytes_of
-from fractune_workers.children.triton_kernels.marks import decisions_in
-from fractune_workers.children.triton_kernels.sources import Source
+from fractune_workers.children.triton_kernels.sources import Source, decisions_in
 from fractune_workers.children.tvm_api.artifacts import pack
 from fractune_workers.children.tvm_api.compiled import written
 

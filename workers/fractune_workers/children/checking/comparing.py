@@ -30,8 +30,17 @@ from fractune_runtime.tvm_runtime.drawing import accepted_integers, telling_rang
 from fractune_runtime.tvm_runtime.runtime import load_runtime, with_denormals
 from fractune_runtime.tvm_runtime.tensors import TensorSpec, specs_of
 from fractune_runtime.tvm_runtime.variants import load_code
-from fractune_workers.children.checking.input_sets import InputSet, InputSpec, given_set, input_sets
-from fractune_workers.children.checking.references import Array, RefusedError, precision_of, reference, without_repeats
+from fractune_workers.children.checking.references import (
+    Array,
+    InputSet,
+    InputSpec,
+    RefusedError,
+    given_set,
+    input_sets,
+    precision_of,
+    reference,
+    without_repeats,
+)
 from fractune_workers.children.importing.onnx_graph import described, inputs_of, makers_of, names_read, needed_for
 
 _log = logging.getLogger(__name__)

@@ -42,9 +42,9 @@ from fractune_workers.children.importing.passes import Operator, described, extr
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, may_have_others
 from fractune_workers.children.recurrent.packing import Tiling
 from fractune_workers.children.recurrent.recurrence import Recurrence
-from fractune_workers.children.recurrent.vectors import with_tilings
+from fractune_workers.children.recurrent.tilings import with_tilings
 from fractune_workers.children.triton_kernels.compiler import is_installed, is_known, load_triton
-from fractune_workers.children.triton_kernels.marks import with_marks
+from fractune_workers.children.triton_kernels.sources import with_marks
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus

@@ -26,7 +26,7 @@ from fractune_workers.children.rewriting.expressions import (
     shape_of,
 )
 from fractune_workers.children.triton_kernels.attention.recognition import attention_of
-from fractune_workers.children.triton_kernels.marks import alternative, marked
+from fractune_workers.children.triton_kernels.sources import alternative, marked
 from fractune_workers.children.triton_kernels.sums import Unfit
 from fractune_workers.children.tvm_api.traces import Workload
 
@@ -119,7 +119,6 @@ def _operand(own: Any, other: Any) -> Any:
     return other if is_constant(other) and shape_of(other) != shape_of(own) else own
 
 
-_CALL = "call_tir"
 _NAME = "attention"
 _PLAIN = 2
 """arguments of a call without numbers for its function: the function and its operands"""

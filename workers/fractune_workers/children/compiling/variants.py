@@ -36,7 +36,7 @@ from fractune_workers.children.layouts.last_token import (
     without_function_of_last_token,
 )
 from fractune_workers.children.rewriting.expressions import is_scheduled
-from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions
+from fractune_workers.children.triton_kernels.sources import decisions_in, is_marked, with_decisions
 from fractune_workers.children.tvm_api.byte_products import with_byte_products
 from fractune_workers.children.tvm_api.compiled import kernel_digest, object_of, renamed, written
 from fractune_workers.children.tvm_api.cuda_target import compiler_for

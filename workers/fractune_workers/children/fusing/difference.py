@@ -1,5 +1,6 @@
-"""The first difference between prepared modules that must be variants of one model: the same calls, on other numbers;
-and that between their ONNX files, apart from the weights, in the names of the files.
+"""The first difference between prepared modules that must be variants of one model: the same calls, on other numbers.
+
+The difference between their ONNX files, apart from the weights, is in the names of the files.
 """
 
 from itertools import zip_longest

@@ -25,7 +25,7 @@ from fractune_workers.children.layouts.attention import with_cached_attention
 from fractune_workers.children.layouts.last_token import with_last_token
 from fractune_workers.children.layouts.planner import Planner, Rule, block_lanes
 from fractune_workers.children.layouts.transposed import conv2d_transpose
-from fractune_workers.children.recurrent import vectors
+from fractune_workers.children.recurrent import tilings
 from fractune_workers.children.recurrent.packing import Tiling
 from fractune_workers.children.recurrent.recurrence import Recurrence
 from fractune_workers.children.rewriting import indexing, row_kernels, special_numbers, transcendental
@@ -45,7 +45,7 @@ from fractune_workers.children.rewriting.expressions import (
     without_origins,
 )
 from fractune_workers.children.rewriting.indexing import looked_up
-from fractune_workers.children.rewriting.simplifying.simplify import simplify
+from fractune_workers.children.rewriting.simplify import simplify
 from fractune_workers.children.tvm_api.target import VectorUnit, vector_unit
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 
@@ -157,7 +157,7 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     recurrent operator on a GPU.
     """
     if target.kind.name != "llvm":
-        vectors.refuse_recurrences(mod)
+        tilings.refuse_recurrences(mod)
         return with_channels_last(mod) if target.kind.name == "cuda" else mod
     unit = vector_unit(target)
     rules: dict[str, Rule] = {**_RULES, "call_tir": partial(_in_vectors, unit=unit)}
@@ -167,7 +167,7 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     planner = Planner(mod.clone(), rules, elementwise.part, lanes, implementation, target)
     tidy = [relax.transform.EliminateCommonSubexpr(), relax.transform.DeadCodeElimination()]
     made = rewritten(mod, planner)
-    made = vectors.with_vectors(made, target) if _KERNEL in operators_in(mod) else made
+    made = tilings.with_vectors(made, target) if _KERNEL in operators_in(mod) else made
     return tvm.transform.Sequential(tidy)(made)
 
 
@@ -373,8 +373,8 @@ def _untiled(mod: tvm.IRModule) -> tuple[tvm.IRModule, Recurrence | None]:
 
     The plain kernel names the operator, whatever the target and the weights.
     """
-    recurrence = vectors.recurrence_in(mod) if is_scheduled(mod["main"]) else None
-    return (mod if recurrence is None else vectors.kernel_module(recurrence, Tiling())), recurrence
+    recurrence = tilings.recurrence_in(mod) if is_scheduled(mod["main"]) else None
+    return (mod if recurrence is None else tilings.kernel_module(recurrence, Tiling())), recurrence
 
 
 def direct_hash(mod: tvm.IRModule) -> str:

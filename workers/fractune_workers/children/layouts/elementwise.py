@@ -16,8 +16,7 @@ from tvm import relax, te
 from tvm.s_tir import Schedule
 
 from fractune_workers.children.layouts.kernels import direct
-from fractune_workers.children.layouts.kernels.blocks import Blocks, pack
-from fractune_workers.children.layouts.kernels.direct import Window
+from fractune_workers.children.layouts.kernels.direct import Blocks, Window, pack
 from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, MadeOrPlain, Planner, is_image
 from fractune_workers.children.layouts.quantized import called
 from fractune_workers.children.rewriting.expressions import (

@@ -14,7 +14,7 @@ import numpy as np
 import tvm_ffi
 from tvm import relax, te, tirx
 
-from fractune_workers.children.layouts.kernels import four_bits as exact, rounded_data
+from fractune_workers.children.layouts.kernels import four_bits as kernels
 from fractune_workers.children.layouts.kernels.four_bits import Product, laid_out
 from fractune_workers.children.layouts.planner import Array, Planner
 from fractune_workers.children.rewriting.expressions import shape_of
@@ -125,17 +125,17 @@ def in_vectors(planner: Planner, call: Any, unit: VectorUnit) -> tuple[Any, None
     if not product.has_whole_words:
         return None
     function = planner.builder_.get()[function]
-    may_round = _ROUNDS in (function.attrs or {}) and rounded_data.fits(product)
+    may_round = _ROUNDS in (function.attrs or {}) and kernels.fits_bytes(product)
     factors = scales.astype(_FLOAT).reshape(columns, blocks)
     added = [(_middle(bits) - _zero_points(each, product)) * factors for each in zeros]
     if may_round and multiplies_bytes(needed_features(planner.target), unit.lanes, 2**bits - 1):
-        tiling = rounded_data.tiling_for(product, unit)
-        words = rounded_data.packed(product, tiling, weights.reshape(columns, -1))
-        made_kernel = rounded_data.byte_kernel(product, tiling, has_offsets=bool(zeros))
+        tiling = kernels.byte_tiling(product, unit)
+        words = kernels.byte_packed(product, tiling, weights.reshape(columns, -1))
+        made_kernel = kernels.byte_kernel(product, tiling, has_offsets=bool(zeros))
     else:
-        tiling = exact.tiling_for(product, unit)
-        words = exact.packed(product, tiling, weights.reshape(columns, -1))
-        made_kernel = exact.vector_kernel(product, tiling, has_offsets=bool(zeros))
+        tiling = kernels.tiling_for(product, unit)
+        words = kernels.packed(product, tiling, weights.reshape(columns, -1))
+        made_kernel = kernels.vector_kernel(product, tiling, has_offsets=bool(zeros))
     laid = [words, *(laid_out(product, tiling, each) for each in (factors, *added))]
     kernel = planner.builder_.add_func(made_kernel, _name(bits))
     width = tiling.tiles(columns) * tiling.width

@@ -17,8 +17,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
-from fractune_workers.children.layouts.kernels.blocks import Blocks, block_count, from_blocks, to_blocks
-from fractune_workers.children.layouts.kernels.direct import input_run
+from fractune_workers.children.layouts.kernels.direct import Blocks, block_count, from_blocks, input_run, to_blocks
 from fractune_workers.children.rewriting.expressions import (
     bound_call,
     has_fixed_shapes,

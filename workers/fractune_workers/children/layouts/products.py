@@ -10,8 +10,7 @@ from tvm import relax
 from fractune_core.operators import DIRECT, INT8, INT16
 from fractune_workers.children.layouts import elementwise, quantized
 from fractune_workers.children.layouts.kernels import direct
-from fractune_workers.children.layouts.kernels.blocks import Blocks, Bounds, block_count, pack
-from fractune_workers.children.layouts.kernels.direct import Window, pack_groups
+from fractune_workers.children.layouts.kernels.direct import Blocks, Bounds, Window, block_count, pack, pack_groups
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
 from fractune_workers.children.layouts.kernels.integers import INTEGERS, IntegerProduct
 from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, Planner

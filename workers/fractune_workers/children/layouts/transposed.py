@@ -17,8 +17,7 @@ import numpy as np
 from tvm import relax, te
 
 from fractune_workers.children.layouts import products
-from fractune_workers.children.layouts.kernels.blocks import Blocks
-from fractune_workers.children.layouts.kernels.direct import Window
+from fractune_workers.children.layouts.kernels.direct import Blocks, Window
 from fractune_workers.children.layouts.planner import CHANNELS, Array, MadeOrPlain, Planner
 from fractune_workers.children.rewriting.expressions import shape_of
 

@@ -1,21 +1,28 @@
-"""How the kernel of a recurrence divides its work: all its choices, the first one computed, and its neighbours; and by
-which arguments they are measured.
+"""How the kernel of a recurrence divides its work: all its choices, the first one computed, and its neighbours.
+
+Also the arguments that they are measured by, and the passes that give the kernels of a model their tilings.
 
 Each tiling is an implementation of the operator, with nothing left to decide. A candidate is written
 `packed1x32units:[]`: the tiling's name, and an empty trace.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import ceil, log2, sqrt
 from typing import Any
 
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
+from fractune_core.errors import BadModel
 from fractune_core.operators import INT8
-from fractune_workers.children.recurrent.kernel import recurrence_kernel
-from fractune_workers.children.recurrent.packing import BYTES, DIRECTIONS, UNITS, Tiling
+from fractune_workers.children.recurrent.kernel import RECURRENCE, TILING, recurrence_kernel
+from fractune_workers.children.recurrent.packing import BYTES, DIRECTIONS, UNITS, Tiling, pack, unpack
 from fractune_workers.children.recurrent.recurrence import LARGEST_WEIGHT, Recurrence
-from fractune_workers.children.rewriting.expressions import element_bytes
+from fractune_workers.children.rewriting.expressions import element_bytes, numbers_of, operator_of, rewritten
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_product
 from fractune_workers.children.tvm_api.target import VectorUnit, vector_unit
 
@@ -132,3 +139,88 @@ def arguments_of(recurrence: Recurrence, target: Target) -> list[Any]:
         roles = [default] if name == _WEIGHTS else []
         described.append(["TENSOR", str(each.dtype), [int(dim) for dim in each.shape], bounds.get(name, []), roles])
     return described
+
+
+_NORMALIZE = "tvm.s_tir.meta_schedule.normalize_mod"
+
+
+def with_vectors(mod: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """The module with the computed tiling of the target for each recurrent kernel."""
+    return with_tilings(mod, lambda recurrence: tiling_for(recurrence, target))
+
+
+def with_tilings(mod: tvm.IRModule, chosen: Callable[[Recurrence], Tiling | None]) -> tvm.IRModule:
+    """The module with the chosen tiling for each recurrent kernel; None = as it is. Weights that are not constant stay
+    where they are.
+    """
+    if not _recurrent(mod):
+        return mod
+    # Without the kernels that no call is left of.
+    tiled: tvm.IRModule = relax.transform.DeadCodeElimination()(rewritten(mod, _Tiler(mod.clone(), chosen)))
+    return tiled
+
+
+def refuse_recurrences(mod: tvm.IRModule) -> None:
+    """Raises BadModel for a module with recurrent kernels: their loops are those of a CPU."""
+    if _recurrent(mod):
+        raise BadModel("has an LSTM, GRU or RNN, which has no kernel for a GPU; tune it for shares of a CPU")
+
+
+def recurrence_in(mod: tvm.IRModule) -> Recurrence | None:
+    """What the module of one operator computes; None for another operator."""
+    known = _known(mod["main"])
+    return known and known[0]
+
+
+def kernel_module(recurrence: Recurrence, tiling: Tiling) -> tvm.IRModule:
+    """The kernel as the module of one operator."""
+    normalized: tvm.IRModule = tvm.get_global_func(_NORMALIZE)(recurrence_kernel(recurrence, tiling))
+    return normalized
+
+
+def _recurrent(mod: tvm.IRModule) -> list[Any]:
+    return [function for function in mod.functions.values() if function.attrs and RECURRENCE in function.attrs]
+
+
+@mutator
+class _Tiler(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, chosen: Callable[[Recurrence], Tiling | None]) -> None:
+        super().__init__(mod)
+        self._mod, self._chosen = mod, chosen
+
+    def visit_call_(self, call: Any) -> Any:
+        visited = super().visit_call_(call)
+        if operator_of(visited) != "call_tir" or len(visited.args) != 2:
+            return visited
+        known = _known(self._mod[visited.args[0]])
+        chosen = known and self._chosen(known[0])
+        return visited if not known or chosen in (None, known[1]) else self._tiled(visited, *known, chosen)
+
+    def _tiled(self, call: Any, recurrence: Recurrence, old: Tiling, new: Tiling) -> Any:
+        arguments = list(call.args[1].fields)
+        weights = [numbers_of(self.builder_, each) for each in arguments[1 : 1 + len(recurrence.phases)]]
+        if any(each is None for each in weights):
+            if old.packed:
+                return call
+            new = replace(new, packed=False, dots=0)
+        for at, each in enumerate(weights, 1):
+            if each is not None:
+                arguments[at] = relax.const(pack(unpack(each, recurrence.units, old), new), str(each.dtype))
+        kernel = self.builder_.add_func(recurrence_kernel(recurrence, new), recurrence.cell.lower())
+        return relax.call_tir(kernel, relax.Tuple(arguments), list(call.ty.fields))
+
+
+def _known(function: Any) -> tuple[Recurrence, Tiling] | None:
+    """What the kernel computes, and how; None for another function. A module may come from a file, with attributes that
+    do not belong to its function.
+    """
+    texts = [function.attrs.get(name) if function.attrs else None for name in (RECURRENCE, TILING)]
+    if None in texts:
+        return None
+    try:
+        recurrence, tiling = Recurrence.from_json(str(texts[0])), Tiling.named(str(texts[1]))
+        own = tiling and recurrence_kernel(recurrence, tiling)
+    except Exception:  # noqa: BLE001  anything may stand there; the function stays as it is
+        return None
+    is_own = tiling and tvm_ffi.structural_equal(function.without_attr("global_symbol"), own)
+    return (recurrence, tiling) if tiling and is_own else None

@@ -4,7 +4,7 @@ Search state lives here and nowhere else. A new operator is warmed from its tria
 opened or proposed for longest ago is forgotten first.
 
 Several implementations of an operator compete for its trials. The search for each gets trials in proportion to the
-speed of its best candidate, and a slow one still a few: an implementation that is behind after a few trials may be
+speed of its best candidate, and a slow one still a few. An implementation that is behind after a few trials may be
 ahead after many, and at another share. The search for the decisions of a Triton kernel takes the best estimates first,
 then the surrogate's choice of all.
 """
@@ -21,12 +21,11 @@ from fractune_core.operators import DIRECT, INEXACT, TRITON, implementation_of, 
 from fractune_core.records import candidate_id
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, order_of
 from fractune_workers.children.layouts.kernels.integers import INTEGERS
-from fractune_workers.children.recurrent.tilings import tilings
-from fractune_workers.children.recurrent.vectors import recurrence_in
+from fractune_workers.children.recurrent.tilings import recurrence_in, tilings
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.searching.trials import OneCandidate, Trials
 from fractune_workers.children.triton_kernels.attention.kernel_operators import AnyDecisions, kernel_operator
-from fractune_workers.children.triton_kernels.marks import is_alternative
+from fractune_workers.children.triton_kernels.sources import is_alternative
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.target import load_target
 from fractune_workers.children.tvm_api.traces import args_of, read_workloads

@@ -36,8 +36,7 @@ from fractune_workers.children.searching.spaces.sketches import (
     sketches_of,
     with_async_copies,
 )
-from fractune_workers.children.searching.surrogate import SurrogateModel, features_of
-from fractune_workers.children.searching.trials import Trials
+from fractune_workers.children.searching.trials import SurrogateModel, Trials, features_of
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import read_trace, write_trace

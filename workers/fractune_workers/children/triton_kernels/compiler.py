@@ -13,9 +13,8 @@ from typing import Any
 
 from fractune_core.errors import FractuneError
 from fractune_core.targets import TF32, capability
-from fractune_workers.children.triton_kernels.boxes import Box, has_boxes
 from fractune_workers.children.triton_kernels.decisions import Problem
-from fractune_workers.children.triton_kernels.sources import Launch, Source
+from fractune_workers.children.triton_kernels.sources import Box, Launch, Source, has_boxes
 from fractune_workers.children.triton_kernels.sums import Sums
 from fractune_workers.children.tvm_api.cuda_target import shared_bytes_at_launch
 

@@ -1,14 +1,125 @@
-"""Writes the module of an operator: Python that calls the kernels, which Triton compiles, or interprets on a CPU."""
+"""Which functions of a model Triton's kernels may compute, and the module of each: Python that calls the kernels, which
+Triton compiles, or interprets on a CPU.
+
+A function is marked by an attribute. To TVM it is another operator than the one without a mark, and the same
+computation. So it is an implementation of it.
+
+From compute capability 9.0 on, a GPU's copy engine (TMA) takes a tile of a factor as a box of an argument. One thread
+requests a whole tile. A tensor map, which the host encodes, says how the argument lies. So a factor fits whose tiles
+are plain boxes: not the gathered rows of a padded image, yet the weights beside them. What lies beyond the argument is
+0.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from fractune_workers.children.triton_kernels.boxes import FACTOR_AXES, Box, boxes_of
-from fractune_workers.children.triton_kernels.decisions import Decisions
-from fractune_workers.children.triton_kernels.expressions import type_text
-from fractune_workers.children.triton_kernels.finishes import finish_lines, part_text, times_text
+import tvm
+from tvm.tirx import PrimFunc
+from tvm_ffi import structural_equal
+
+from fractune_workers.children.triton_kernels.decisions import Decisions, element_bytes_of
+from fractune_workers.children.triton_kernels.finishes import finish_lines, part_text, times_text, type_text
 from fractune_workers.children.triton_kernels.sums import Affine, Factor, Sums, Unfit, merged_axes, sums_of
+from fractune_workers.children.tvm_api.traces import Workload
+
+FACTOR_AXES = (("row", "depth"), ("depth", "column"))
+"""of a tile of each factor, as the kernel multiplies it"""
+_MOST_DIMENSIONS = 5
+_ALIGNED_BYTES = 16
+"""of every stride but the innermost"""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A tile in an argument; the outermost dimension first."""
+
+    argument: int
+    dtype: str
+    extents: tuple[int, ...]
+    """of the argument"""
+    strides: tuple[int, ...]
+    """in elements; the innermost is 1"""
+    lengths: tuple[int, ...]
+    """of the tile"""
+    load: str
+    """the tile as Triton's expression over `factor`, `batch` and the first elements of both axes of the tile"""
+
+
+class _Dimension(NamedTuple):
+    name: str
+    """its coordinate"""
+    extent: int
+    stride: int
+    length: int
+
+
+def has_boxes(sums: Sums) -> bool:
+    """Whether a tile of at least one factor is a box."""
+    return any(_dimensions(sums, *each, dict.fromkeys(_all_axes(), 1)) for each in _factors(sums))
+
+
+def boxes_of(sums: Sums, decisions: Decisions) -> tuple[Box | None, Box | None]:
+    """The boxes of both factors; None for one that is loaded by pointers."""
+    lengths = {"row": decisions.rows, "column": decisions.columns, "depth": decisions.depth}
+    first, second = (_box(sums, *each, lengths) if decisions.tma else None for each in _factors(sums))
+    return first, second
+
+
+def _all_axes() -> set[str]:
+    return {axis for axes in FACTOR_AXES for axis in axes}
+
+
+def _factors(sums: Sums) -> list[tuple[Factor, tuple[str, str]]]:
+    return list(zip(sums.factors, FACTOR_AXES, strict=True))
+
+
+def _box(sums: Sums, factor: Factor, axes: tuple[str, str], lengths: Mapping[str, int]) -> Box | None:
+    found = _dimensions(sums, factor, axes, lengths)
+    if not found:
+        return None
+    load = f"factor.load([{', '.join(each.name for each in found)}])"
+    outer, inner = found[-2:]
+    if len(found) > len(axes):
+        load += f".reshape({outer.length}, {inner.length})"
+    if inner.name != axes[-1]:
+        load += ".T"
+    _, extents, strides, taken = zip(*found, strict=True)
+    return Box(factor.argument, sums.dtype, extents, strides, taken, load)
+
+
+def _dimensions(
+    sums: Sums, factor: Factor, axes: tuple[str, str], lengths: Mapping[str, int]
+) -> tuple[_Dimension, ...]:
+    """The dimensions of the argument, those of batches outermost; empty where a tile is not a box."""
+    strides, offset = factor.place
+    if factor.conditions or offset:
+        return ()
+    whole = sums.extent("batch")
+    dimensions = [
+        _Dimension(part_text("batch", inner, extent, whole), extent, stride, 1)
+        for inner, extent, stride in reversed(merged_axes(sums.groups["batch"], strides))
+    ]
+    tile: list[_Dimension] = []
+    for axis in axes:
+        # An axis of one element has no stride.
+        (_, extent, stride), *others = merged_axes(sums.groups[axis], strides) or [(1, 1, 0)]
+        if others:
+            return ()
+        tile.append(_Dimension(axis, extent, stride, lengths[axis]))
+    tile.sort(key=lambda each: each.stride == 1)
+    outer, inner = tile
+    aligned = _ALIGNED_BYTES // element_bytes_of(sums.dtype)
+    if not outer.stride:
+        outer = outer._replace(stride=-(-inner.extent // aligned) * aligned)
+    dimensions += [outer, inner]
+    apart = all(
+        each.stride >= within.extent * within.stride and each.stride % aligned == 0
+        for each, within in pairwise(dimensions)
+    )
+    return tuple(dimensions) if inner.stride == 1 and apart and len(dimensions) <= _MOST_DIMENSIONS else ()
+
 
 _HEAD = """\
 import triton
@@ -152,3 +263,57 @@ def _affine_text(sums: Sums, affine: Affine) -> str:
             if stride
         ]
     return " + ".join(terms) or "0"
+
+
+_MARK, _ALTERNATIVE = "fractune.triton", "fractune.alternative"
+_SCHEDULED = "tirx.is_scheduled"
+
+
+def with_marks(mod: tvm.IRModule) -> tvm.IRModule:
+    """The prepared module in which all functions that fit are marked."""
+    fitting = {
+        name: each
+        for name, each in mod.functions.items()
+        if isinstance(each, PrimFunc) and not (each.attrs and each.attrs.get(_SCHEDULED, False)) and is_fit(each)
+    }
+    changed = mod.clone()
+    for name, each in fitting.items():
+        changed.update_func(name, marked(each))
+    return changed
+
+
+def marked(function: Any) -> Any:
+    """A function that fits, marked."""
+    return function.with_attr(_MARK, "")
+
+
+def alternative(function: Any) -> Any:
+    """A function that a model may run in the place of several others. TVM's search leaves it alone."""
+    return function.with_attr(_ALTERNATIVE, 1)
+
+
+def is_alternative(function: Any) -> bool:
+    return bool(function.attrs) and _ALTERNATIVE in function.attrs
+
+
+def is_marked(function: Any) -> bool:
+    return bool(function.attrs) and _MARK in function.attrs
+
+
+def decisions_in(function: Any) -> str:
+    """The text of the decisions; empty without."""
+    return str(function.attrs[_MARK]) if is_marked(function) else ""
+
+
+def with_decisions(mod: tvm.IRModule, decisions: Mapping[Workload, str]) -> tvm.IRModule:
+    """The module with the text of the decisions of its marked operators in their marks. To TVM, they are scheduled."""
+    texts = [(workload.mod, text) for workload, text in decisions.items()]
+    changed = mod.clone()
+    normalized = tvm.get_global_func("tvm.s_tir.meta_schedule.normalize_mod")
+    for name, each in mod.functions.items():
+        if isinstance(each, PrimFunc) and is_marked(each):
+            own = normalized(each)
+            text = next((text for decided, text in texts if structural_equal(decided, own)), None)
+            if text is not None:
+                changed.update_func(name, each.with_attr({_MARK: text, _SCHEDULED: True}))
+    return changed

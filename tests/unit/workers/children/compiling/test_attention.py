@@ -20,7 +20,7 @@ from fractune_workers.children.compiling.implementations import (
 )
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.triton_kernels.attention.recognition import attention_of
-from fractune_workers.children.triton_kernels.marks import is_alternative, is_marked
+from fractune_workers.children.triton_kernels.sources import is_alternative, is_marked
 from tests.support.children.triton_attention import CASES, emit
 from tests.support.children.triton_operators import TARGET
 

@@ -28,8 +28,7 @@ from fractune_workers.children.measuring.child import MeasurerChild, confined
 from fractune_workers.children.recurrent.kernel import TILING, recurrence_kernel
 from fractune_workers.children.recurrent.packing import UNITS, Tiling, pack, unpack, with_plain_weights
 from fractune_workers.children.recurrent.recurrence import Activation, Recurrence
-from fractune_workers.children.recurrent.tilings import tiling_for, tilings
-from fractune_workers.children.recurrent.vectors import recurrence_in, with_tilings
+from fractune_workers.children.recurrent.tilings import recurrence_in, tiling_for, tilings, with_tilings
 from fractune_workers.children.searching.child import SearcherChild
 from fractune_workers.children.tvm_api.compiled import object_of
 from fractune_workers.children.tvm_api.target import default_target, host_cpu, host_device, parse_target

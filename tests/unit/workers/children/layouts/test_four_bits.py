@@ -10,7 +10,7 @@ from onnx import helper
 
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.layouts import four_bits
-from fractune_workers.children.layouts.kernels import rounded_data
+from fractune_workers.children.layouts.kernels import four_bits as kernels
 from fractune_workers.children.layouts.kernels.four_bits import Product, laid_out, packed, tiling_for, vector_kernel
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.tvm_api.byte_products import multiplies_bytes, with_byte_products
@@ -100,17 +100,17 @@ def test_data_rounded_to_bytes(
     of, unit = Product(*product, bits=bits), vector_unit(target)
     if not multiplies_bytes(needed_features(target), unit.lanes, 2**bits - 1):
         pytest.skip("products of eight bits might overflow")
-    assert rounded_data.fits(of)
-    tiling = rounded_data.tiling_for(of, unit)
+    assert kernels.fits_bytes(of)
+    tiling = kernels.byte_tiling(of, unit)
     numbers = DRAW.integers(0, 2**bits, (of.columns, of.depth), dtype=np.uint8)
     shifts = np.arange(0, 8, bits).astype(np.uint8)
     in_bytes = np.bitwise_or.reduce(numbers.reshape(of.columns, -1, len(shifts)) << shifts, axis=2)
     scales, added = DRAW.uniform(0.1, 1, (2, of.columns, of.blocks)).astype(np.float32)
     data = DRAW.normal(0, 1, (of.rows, of.depth)).astype(np.float32)
     data[0, :16] = 0  # a block of zeros has no largest number
-    operands = [rounded_data.packed(of, tiling, in_bytes), laid_out(of, tiling, scales)]
+    operands = [kernels.byte_packed(of, tiling, in_bytes), laid_out(of, tiling, scales)]
     operands += [laid_out(of, tiling, added)] if offsets else []
-    kernel = rounded_data.byte_kernel(of, tiling, has_offsets=offsets).with_attr("global_symbol", "main")
+    kernel = kernels.byte_kernel(of, tiling, has_offsets=offsets).with_attr("global_symbol", "main")
     result = np.ones((of.rows, tiling.tiles(of.columns) * tiling.width), np.float32)
     mod = with_byte_products(tvm.IRModule({"main": kernel}), target)
     assert "call_llvm_pure_intrin" in mod.script()

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from fractune_workers.children.importing.passes import extract, planned, prepare
-from fractune_workers.children.rewriting.simplifying.simplify import simplify
+from fractune_workers.children.rewriting.simplify import simplify
 from fractune_workers.children.tvm_api.target import vector_unit
 from tests.support.unoptimized import outputs_of
 from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network

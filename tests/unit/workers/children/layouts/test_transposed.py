@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from fractune_workers.children.importing.passes import planned
-from fractune_workers.children.rewriting.simplifying.simplify import simplify
+from fractune_workers.children.rewriting.simplify import simplify
 from tests.support.unoptimized import outputs_of
 from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network
 

@@ -12,12 +12,11 @@ from tvm import te, topi
 
 from fractune_core.operators import DIRECT
 from fractune_workers.children.importing.passes import Operator, described
-from fractune_workers.children.searching import operator_search, surrogate
+from fractune_workers.children.searching import operator_search, trials
 from fractune_workers.children.searching.child import SearcherChild
 from fractune_workers.children.searching.operator_search import OperatorSearch, adapt
 from fractune_workers.children.searching.spaces.sketches import sketches_of
-from fractune_workers.children.searching.surrogate import Surrogate, features_of
-from fractune_workers.children.searching.trials import Fastest, Trial
+from fractune_workers.children.searching.trials import Fastest, Surrogate, Trial, features_of
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.children.tvm_api.traces import Workload
 
@@ -249,7 +248,7 @@ def test_a_feature_that_only_some_have_counts_as_0_for_the_others() -> None:
 
 
 def test_beyond_the_most_points_the_fastest_and_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surrogate, "_MOST_POINTS", 4)
+    monkeypatch.setattr(trials, "_MOST_POINTS", 4)
     model = Surrogate()
     model.add([{"a": float(at)} for at in range(8)], [3.0, 1.0, 9.0, 2.0, 8.0, 7.0, 6.0, 5.0])
     assert model._kept() == [1, 3, 6, 7]

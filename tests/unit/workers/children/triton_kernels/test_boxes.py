@@ -12,9 +12,9 @@ from tvm import te
 
 from fractune_core.errors import FractuneError
 from fractune_workers.children.triton_kernels import compiler
-from fractune_workers.children.triton_kernels.boxes import Box, boxes_of, has_boxes
 from fractune_workers.children.triton_kernels.compiler import problem_of
 from fractune_workers.children.triton_kernels.decisions import Decisions
+from fractune_workers.children.triton_kernels.sources import Box, boxes_of, has_boxes
 from fractune_workers.children.triton_kernels.sums import sums_of
 from tests.support.children.triton_operators import BOXES, OPERATORS, Operator, function_of
 from tests.support.paths import REPOSITORY

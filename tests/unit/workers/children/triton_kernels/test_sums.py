@@ -7,8 +7,14 @@ import tvm
 from tvm import te, topi
 
 from fractune_workers.children.triton_kernels.decisions import Decisions
-from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions, with_marks
-from fractune_workers.children.triton_kernels.sources import is_fit, source_of
+from fractune_workers.children.triton_kernels.sources import (
+    decisions_in,
+    is_fit,
+    is_marked,
+    source_of,
+    with_decisions,
+    with_marks,
+)
 from fractune_workers.children.triton_kernels.sums import Unfit, sums_of
 from fractune_workers.children.tvm_api.traces import Workload
 

@@ -13,8 +13,7 @@ from onnx import defs, helper
 from fractune_core.errors import BadModel, first_line
 from fractune_workers.children.importing.decomposing.decomposed_fused import ATTENTION, FUSED
 from fractune_workers.children.importing.decomposing.decomposed_quantized import QUANTIZED
-from fractune_workers.children.importing.decomposing.decomposition import Decompose, Decomposition
-from fractune_workers.children.importing.decomposing.old_forms import GRADIENTS, OLD_FORMS
+from fractune_workers.children.importing.decomposing.decomposition import GRADIENTS, OLD_FORMS, Decompose, Decomposition
 from fractune_workers.children.importing.onnx_graph import domain_of, name_of_part, operator_of, subgraphs
 from fractune_workers.children.importing.onnx_models.onnx_importer import is_known
 from fractune_workers.children.importing.operators.whole_attention import WHOLE_ATTENTION, is_whole

@@ -23,7 +23,7 @@ from onnx.reference import ReferenceEvaluator
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing import onnx_graph
-from fractune_workers.children.importing.decomposing.old_forms import FIRST, LAST
+from fractune_workers.children.importing.decomposing.decomposition import FIRST, LAST
 from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
 from fractune_workers.children.importing.onnx_models.decompositions import decomposed, renewed
 from fractune_workers.children.importing.onnx_models.onnx_loops import unrolled

@@ -1,5 +1,7 @@
-"""Weights that stay four bits in memory, and are unpacked as they are read: those of MatMulNBits, constant ones that a
-MatMul reads through DequantizeLinear, and the rows that GatherBlockQuantized looks up.
+"""Weights that stay four bits in memory, and are unpacked as they are read.
+
+They are those of MatMulNBits, constant ones that a MatMul reads through DequantizeLinear, and the rows that
+GatherBlockQuantized looks up.
 """
 
 import math

@@ -15,8 +15,7 @@ import tvm
 from tvm import te
 
 from fractune_core.tir.canonical import COLUMNS, INTEGER_SUMS, ROWS, SUMS
-from fractune_workers.children.layouts.kernels.blocks import Bounds
-from fractune_workers.children.layouts.kernels.direct import Window
+from fractune_workers.children.layouts.kernels.direct import Bounds, Window
 from fractune_workers.children.layouts.kernels.packing import OPERANDS, group_of, pack_integers
 
 _Array = npt.NDArray[Any]

@@ -10,7 +10,7 @@ import pytest
 from onnx import defs, helper, numpy_helper
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.decomposing.old_forms import FIRST, LAST, OLD_FORMS
+from fractune_workers.children.importing.decomposing.decomposition import FIRST, LAST, OLD_FORMS
 from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported
 
 Array = npt.NDArray[Any]

@@ -10,11 +10,10 @@ from hypothesis import given, strategies as st
 from tvm import relax, te
 
 from fractune_workers.children.importing.passes import planned, prepare
-from fractune_workers.children.layouts.kernels.blocks import Blocks, from_blocks, pack, to_blocks
-from fractune_workers.children.layouts.kernels.direct import Window
+from fractune_workers.children.layouts.kernels.direct import Blocks, Window, from_blocks, pack, to_blocks
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, may_have_others, order
 from fractune_workers.children.layouts.kernels.packing import pack_winograd
-from fractune_workers.children.rewriting.simplifying.simplify import simplify
+from fractune_workers.children.rewriting.simplify import simplify
 from tests.support.unoptimized import outputs_of, run_kernel
 from tests.unit.workers.children.layouts.networks import Array, Network, calls, inputs_of, network, outputs
 

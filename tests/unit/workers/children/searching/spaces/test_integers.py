@@ -9,8 +9,7 @@ import tvm
 from tvm import te, topi
 
 from fractune_core.operators import INT8, INT16
-from fractune_workers.children.layouts.kernels.blocks import Bounds, pack
-from fractune_workers.children.layouts.kernels.direct import Window
+from fractune_workers.children.layouts.kernels.direct import Bounds, Window, pack
 from fractune_workers.children.layouts.kernels.integers import INTEGERS
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_product

@@ -15,6 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from fractune_workers.children.rewriting import composites, lines
 from fractune_workers.children.rewriting.expressions import (
     ELEMENTWISE,
     constant_of,
@@ -26,8 +27,7 @@ from fractune_workers.children.rewriting.expressions import (
     shape_of,
     used_once,
 )
-from fractune_workers.children.rewriting.simplifying import composites, lines
-from fractune_workers.children.rewriting.simplifying.simplifier import Array, Rule, Simplifier
+from fractune_workers.children.rewriting.simplifier import Array, Rule, Simplifier
 
 # Moves a change of the axes before the last one below the operators that do not see it.
 #
@@ -294,5 +294,5 @@ _RULES_OF_ROWS: _Rules = {
 
 
 def _joined(*tables: _Rules) -> _Rules:
-    """By the Relax operator: the rules of all tables, of which the first that fits is applied."""
+    """By the Relax operator: the rules of all tables; the first that fits is applied."""
     return {name: [rule for table in tables for rule in table.get(name, ())] for table in tables for name in table}

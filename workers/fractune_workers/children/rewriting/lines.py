@@ -11,7 +11,7 @@ import numpy as np
 from tvm import relax
 
 from fractune_workers.children.rewriting.expressions import constant_of, is_constant, shape_of
-from fractune_workers.children.rewriting.simplifying.simplifier import Simplifier
+from fractune_workers.children.rewriting.simplifier import Simplifier
 
 _HEIGHT = 2
 """the axis that the image has and the line lacks"""

@@ -7,7 +7,7 @@ import numpy as np
 from tvm import relax
 
 from fractune_workers.children.rewriting.expressions import operator_of, shape_of
-from fractune_workers.children.rewriting.simplifying.simplifier import Simplifier
+from fractune_workers.children.rewriting.simplifier import Simplifier
 
 _LAYER_NORM, _RMS_NORM = "nn.layer_norm", "nn.rms_norm"
 _ROOT_TWO = 2.0**0.5

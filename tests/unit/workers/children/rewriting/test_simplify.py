@@ -11,7 +11,7 @@ from onnx import helper
 from tvm import relax
 
 from fractune_workers.children.importing.passes import extract, prepare
-from fractune_workers.children.rewriting.simplifying.simplify import simplify
+from fractune_workers.children.rewriting.simplify import simplify
 from tests.support.onnx_models import onnx_model, run_imported, run_reference
 from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network, outputs
 

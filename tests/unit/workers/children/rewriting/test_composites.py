@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from fractune_workers.children.rewriting.simplifying.simplify import simplify
+from fractune_workers.children.rewriting.simplify import simplify
 from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network, outputs
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})

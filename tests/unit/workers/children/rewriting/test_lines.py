@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from fractune_workers.children.importing.passes import extract, prepare
-from fractune_workers.children.rewriting.simplifying.simplify import simplify
+from fractune_workers.children.rewriting.simplify import simplify
 from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network, outputs
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
