@@ -12,7 +12,7 @@ from tvm import relax
 
 from fractune_workers.children.importing.passes import prepare
 from fractune_workers.children.tvm_api.target import parse_target
-from tests.support.onnx_models import TARGET, onnx_model, run_imported
+from tests.support.onnx_models import TARGET, onnx_model, run_imported, together
 from tests.support.unoptimized import outputs_of
 
 Array = npt.NDArray[Any]
@@ -22,11 +22,13 @@ INDICES = np.array([-4, -3, -1, 0, 2, 3])
 FAR = np.array([2**31 + 1, -(2**31), 2**62, -(2**62), 2**63 - 1, -(2**63)])
 
 
-def run(operator: str, inputs: Sequence[Array], **attributes: Any) -> Array:
-    given = {f"i{at}": value for at, value in enumerate(inputs)}
-    node = helper.make_node(operator, list(given), ["y"], **attributes)
-    (found,) = run_imported(onnx_model([node], given), given)
-    return found
+def run(operator: str, *cases: Sequence[Array], **attributes: Any) -> list[Array]:
+    """What the operator computes in each case, in one model."""
+    models = []
+    for inputs in cases:
+        given = {f"i{at}": value for at, value in enumerate(inputs)}
+        models.append((onnx_model([helper.make_node(operator, list(given), ["y"], **attributes)], given), given))
+    return run_imported(*together(models))
 
 
 def looked_up(data: Array, indices: Array, axis: int) -> Array:
@@ -40,36 +42,40 @@ def looked_up(data: Array, indices: Array, axis: int) -> Array:
     return found
 
 
-@pytest.mark.parametrize("indices", [INDICES, INDICES.astype(np.int32), FAR], ids=["int64", "int32", "far"])
-@pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_a_gather_outside_of_its_tensor_reads_nothing_else(dtype: str, indices: Array) -> None:
-    data = DATA.astype(dtype)
-    np.testing.assert_array_equal(run("Gather", [data, indices], axis=1), looked_up(data, indices, 1))
+CASES = [
+    (DATA.astype(dtype), indices)
+    for dtype in ("float32", "int32")
+    for indices in (INDICES, INDICES.astype(np.int32), FAR)
+]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64", "uint8", "bool"])
-def test_a_gather_of_another_type_reads_nothing_else(dtype: str) -> None:
-    data = DATA.astype(dtype)
-    np.testing.assert_array_equal(run("Gather", [data, INDICES], axis=0), looked_up(data, INDICES, 0))
+def test_a_gather_outside_of_its_tensor_reads_nothing_else() -> None:
+    for found, (data, indices) in zip(run("Gather", *CASES, axis=1), CASES, strict=True):
+        np.testing.assert_array_equal(found, looked_up(data, indices, 1))
 
 
-@pytest.mark.parametrize("index", [1, 3])
-def test_a_gather_by_one_number(index: int) -> None:
-    expected = DATA[:, 1] if index == 1 else np.full((2, 4), np.nan)
-    np.testing.assert_array_equal(run("Gather", [DATA, np.array(index)], axis=1), expected)
+def test_a_gather_of_another_type_reads_nothing_else() -> None:
+    cases = [(DATA.astype(dtype), INDICES) for dtype in ("float16", "float64", "uint8", "bool")]
+    for found, (data, _) in zip(run("Gather", *cases, axis=0), cases, strict=True):
+        np.testing.assert_array_equal(found, looked_up(data, INDICES, 0))
 
 
-@pytest.mark.parametrize("indices", [INDICES, FAR], ids=["near", "far"])
-def test_a_gather_of_elements_reads_nothing_else(indices: Array) -> None:
-    each = np.broadcast_to(indices[:, None], (2, len(indices), 4))
-    for data in (DATA, DATA.astype(np.int32)):
-        np.testing.assert_array_equal(run("GatherElements", [data, each], axis=1), looked_up(data, indices, 1))
+def test_a_gather_by_one_number() -> None:
+    inside, outside = run("Gather", [DATA, np.array(1)], [DATA, np.array(3)], axis=1)
+    np.testing.assert_array_equal(inside, DATA[:, 1])
+    np.testing.assert_array_equal(outside, np.full((2, 4), np.nan))
+
+
+def test_a_gather_of_elements_reads_nothing_else() -> None:
+    wide = [(data, np.broadcast_to(indices[:, None], (2, len(indices), 4))) for data, indices in CASES]
+    for found, (data, indices) in zip(run("GatherElements", *wide, axis=1), CASES, strict=True):
+        np.testing.assert_array_equal(found, looked_up(data, indices, 1))
 
 
 @pytest.mark.parametrize("batched", [0, 1])
 def test_a_gather_by_coordinates_reads_nothing_else(batched: int) -> None:
     indices = np.array([[[0, 1], [1, 3], [0, -4]], [[1, -1], [0, 4], [2**62, 0]]])[:, :, batched:]
-    found = run("GatherND", [DATA, indices], batch_dims=batched)
+    (found,) = run("GatherND", [DATA, indices], batch_dims=batched)
     expected = np.full((2, 3, 4), np.nan)
     if batched:
         expected[0, 0], expected[1, 0], expected[1, 2] = DATA[0, 1], DATA[1, -1], DATA[1, 0]
@@ -90,7 +96,7 @@ def test_a_scatter_of_elements_writes_nothing_else(reduction: str, combine: Any)
     expected = DATA.copy()
     for image, row, column in ((0, 1, 2), (1, 2, 0), (1, 0, 1)):
         expected[image, row, column] = combine(DATA[image, row, column], updates[image, 0, column])
-    found = run("ScatterElements", [DATA, indices, updates], axis=1, reduction=reduction)
+    (found,) = run("ScatterElements", [DATA, indices, updates], axis=1, reduction=reduction)
     np.testing.assert_array_equal(found, expected)
 
 
@@ -101,7 +107,7 @@ def test_a_scatter_by_coordinates_writes_nothing_else(reduction: str, combine: A
     expected = DATA.copy()
     for place, number in (((1, 2), 1), ((0, 0), 6)):
         expected[place] = combine(DATA[place], updates[number])
-    np.testing.assert_array_equal(run("ScatterND", [DATA, indices, updates], reduction=reduction), expected)
+    np.testing.assert_array_equal(run("ScatterND", [DATA, indices, updates], reduction=reduction)[0], expected)
 
 
 def test_a_model_can_scatter_several_times() -> None:
@@ -148,7 +154,7 @@ def test_a_store_by_several_arrays_writes_nothing_else(accumulate: bool) -> None
 def test_a_region_of_an_image_that_is_not_there_is_of_the_nearest_one() -> None:
     image = np.arange(2 * 1 * 4 * 4, dtype=np.float32).reshape(2, 1, 4, 4)
     box = np.tile(np.array([0, 0, 2, 2], np.float32), (4, 1))
-    found = run("RoiAlign", [image, box, np.array([0, 1, 2, -1])], output_height=2, output_width=2)
+    (found,) = run("RoiAlign", [image, box, np.array([0, 1, 2, -1])], output_height=2, output_width=2)
     np.testing.assert_array_equal(found, found[[0, 1, 1, 0]])
     assert (found[0] != found[1]).all()
 

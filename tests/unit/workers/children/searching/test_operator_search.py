@@ -134,11 +134,11 @@ def test_searches_of_one_operator_know_nothing_of_each_other(child: SearcherChil
 def test_a_round_for_a_gpu_is_full_though_most_samples_do_not_fit_a_block(child: SearcherChild) -> None:
     operator = matmul(64)
     child.open(operator.workload_hash, operator.workload_json, str(parse_target("cuda:sm_90", 1)), "key", 5, [], [])
-    first = child.propose(operator.workload_hash, "key", 8)
+    first = child.propose(operator.workload_hash, "key", 5)
     results = [(item["candidate"], "mps:25", 1e-3 * (1 + at)) for at, item in enumerate(first)]
     child.learn(operator.workload_hash, "key", results, ["mps:25"])
-    second = child.propose(operator.workload_hash, "key", 8)
-    assert len({item["trace"] for item in (*first, *second)}) == 16
+    second = child.propose(operator.workload_hash, "key", 5)
+    assert len({item["trace"] for item in (*first, *second)}) == 10
 
 
 def test_tensor_cores_are_prepared_before_measured_traces_are_read(

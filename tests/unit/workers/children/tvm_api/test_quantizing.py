@@ -8,10 +8,13 @@ import tvm
 from tvm import te, topi
 
 from fractune_workers.children.tvm_api.arrays import REFERENCE, random_args
+from fractune_workers.children.tvm_api.artifacts import load_objects
+from fractune_workers.children.tvm_api.compiled import written
 from fractune_workers.children.tvm_api.processor import cpu_processor
 from fractune_workers.children.tvm_api.quantizing import operands, quantizing_roles, rounded_to, with_reference
 from fractune_workers.children.tvm_api.target import default_target
 from fractune_workers.children.tvm_api.traces import Workload, args_of
+from tests.support.unoptimized import unoptimized
 
 
 def placeholders() -> list[Any]:
@@ -141,7 +144,8 @@ def test_sums_in_float32_need_no_other_reference() -> None:
 @pytest.mark.parametrize("make", [product, padded_convolution, scaled])
 def test_the_reference_computes_the_same_in_float32(make: Any, dtype: str) -> None:
     workload = make(dtype)
-    library = tvm.tirx.build(with_reference(workload.mod), target=default_target(1))
+    built = tvm.tirx.build(with_reference(workload.mod), target=unoptimized(default_target(1)))
+    library = load_objects([written(built)])
     args = random_args(args_of(workload), 1, cpu_processor())
     wide = [tvm.runtime.tensor(each.numpy().astype("float32")) for each in args]
     library["main"](*args)

@@ -77,7 +77,7 @@ def test_the_ways_of_exporters(cell: str, product: str) -> None:
     check_way(Way(cell, product=product, resets_product=product != "joined"))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     way=st.builds(
         Way,
