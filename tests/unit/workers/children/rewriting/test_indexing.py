@@ -42,15 +42,13 @@ def looked_up(data: Array, indices: Array, axis: int) -> Array:
     return found
 
 
-CASES = [
-    (DATA.astype(dtype), indices)
-    for dtype in ("float32", "int32")
-    for indices in (INDICES, INDICES.astype(np.int32), FAR)
-]
+NEAR = [(DATA.astype(dtype), INDICES.astype(kind)) for dtype in ("float32", "int32") for kind in (np.int64, np.int32)]
+FAR_AWAY = [(DATA.astype(dtype), FAR) for dtype in ("float32", "int32")]
 
 
-def test_a_gather_outside_of_its_tensor_reads_nothing_else() -> None:
-    for found, (data, indices) in zip(run("Gather", *CASES, axis=1), CASES, strict=True):
+@pytest.mark.parametrize("cases", [NEAR, FAR_AWAY], ids=["near", "far"])
+def test_a_gather_outside_of_its_tensor_reads_nothing_else(cases: list[tuple[Array, Array]]) -> None:
+    for found, (data, indices) in zip(run("Gather", *cases, axis=1), cases, strict=True):
         np.testing.assert_array_equal(found, looked_up(data, indices, 1))
 
 
@@ -67,8 +65,9 @@ def test_a_gather_by_one_number() -> None:
 
 
 def test_a_gather_of_elements_reads_nothing_else() -> None:
-    wide = [(data, np.broadcast_to(indices[:, None], (2, len(indices), 4))) for data, indices in CASES]
-    for found, (data, indices) in zip(run("GatherElements", *wide, axis=1), CASES, strict=True):
+    cases = [*NEAR, *FAR_AWAY]
+    wide = [(data, np.broadcast_to(indices[:, None], (2, len(indices), 4))) for data, indices in cases]
+    for found, (data, indices) in zip(run("GatherElements", *wide, axis=1), cases, strict=True):
         np.testing.assert_array_equal(found, looked_up(data, indices, 1))
 
 
