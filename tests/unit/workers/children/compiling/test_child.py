@@ -9,13 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm.script import ir as I, relax as R, tirx as T
 
-import fractune
 from fractune.models.open_sizes import settled
 from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_core.model_inputs import Sizes, as_shapes, each_shape
@@ -29,7 +27,6 @@ from fractune_workers.children.tvm_api.target import host_cpu
 from fractune_workers.reader import reader_child
 from tests.support.decoders import compile_decoder, write_decoder
 from tests.support.paths import REPOSITORY
-from tests.support.real_bundle import compile_model
 from tests.support.translators import DECODER, HEADS, MERGED, SIDE, write_translator
 
 ROWS, COLUMNS, INNER = 4, 16, 32
@@ -158,19 +155,6 @@ def test_each_size_of_the_past_has_its_branch(tmp_path: Path) -> None:
     own = [each["past_key_values.0.decoder.key"] for each in shapes]
     assert own == [[1, HEADS, past, SIDE] for past in (1, 4, 1, 4)]
     assert ["use_cache_branch=const:0" in each for each in shapes] == [True, False, True, False]
-    chosen = (shapes[2], shapes[1])
-    bundles = [compile_model(model, tmp_path / f"{at}.fractune", "", ["cpu:1"], each) for at, each in enumerate(chosen)]
-    joined = fractune.load(fractune.join(bundles, out=tmp_path / "joined.fractune"))
-    session, drawn = onnxruntime.InferenceSession(str(model)), np.random.default_rng(0)
-    for has_past, each in zip((False, True), chosen, strict=True):
-        given = {name: shape for name, shape in each.items() if "const" not in name}
-        inputs = {
-            name: drawn.integers(0, 9, shape) if name == "input_ids" else drawn.standard_normal(shape).astype("float32")
-            for name, shape in given.items()
-        }
-        wanted = session.run(None, {**inputs, "use_cache_branch": np.array([has_past])})
-        for ours, theirs in zip(joined.run(inputs), wanted, strict=True):
-            np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -98,10 +98,6 @@ def test_a_script_is_not_read(tmp_path: Path) -> None:
     assert refusal(write(tmp_path, sample().script())) == f"module.txt: {REFUSAL}"
 
 
-def test_text_that_is_no_model(tmp_path: Path) -> None:
-    assert "is a text file, and not an IRModule; expected ONNX" in refusal(write(tmp_path, "what is this"))
-
-
 def calling_out() -> tvm.IRModule:
     @I.ir_module
     class Module:

@@ -117,19 +117,6 @@ def test_engaged_means_this_threads_kernels_go_to_the_stream_and_have_ended() ->
     assert device.notes == ["sync 0x2000"]
 
 
-def test_a_thread_of_its_own_can_be_engaged() -> None:
-    seen: list[int] = []
-
-    def serve() -> None:
-        with Processor(NotedDevice(), STREAM).engaged():
-            seen.append(stream_here())
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    thread.join()
-    assert (seen, stream_here()) == ([STREAM], 0)
-
-
 def test_an_error_that_leaves_the_device_alone_is_passed_on() -> None:
     with pytest.raises(ValueError, match="no such kernel"), cpu_processor().engaged():
         raise ValueError("no such kernel")
@@ -265,33 +252,10 @@ def spin() -> None:
     sum(range(50_000))
 
 
-CPU = "cpu:0"
-
-
-def real_stream_here() -> int:
-    return int(tvm_ffi.get_raw_stream(tvm_ffi.device(CPU)))
-
-
-def test_within_the_block_this_thread_has_the_stream() -> None:
-    before = real_stream_here()
-    with processor.launching_on(0x2000, CPU):
-        assert real_stream_here() == 0x2000
-    assert real_stream_here() == before
-
-
-def test_another_thread_has_not() -> None:
-    seen: list[int] = []
-    with processor.launching_on(0x2000, CPU):
-        thread = threading.Thread(target=lambda: seen.append(real_stream_here()))
-        thread.start()
-        thread.join()
-    assert seen == [0]
-
-
 def test_a_stream_that_is_not_taken_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tvm_ffi.get_raw_stream", lambda _device: 0)
     with (
         pytest.raises(ShareUnavailable, match="launches on stream 0x0, not on 0x2000"),
-        processor.launching_on(0x2000, CPU),
+        processor.launching_on(0x2000, "cpu:0"),
     ):
         pass
