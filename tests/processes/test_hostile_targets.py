@@ -16,7 +16,7 @@ from fractune.server.rpc import RpcClient
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadModel
 from fractune_core.files.fused import write_fused
-from fractune_core.files.scripts import REFUSAL
+from fractune_core.files.model_files import SCRIPT_REFUSED
 from fractune_core.fleet.blobs import put_blob, put_signed_blob
 from fractune_core.fleet.messages import CandidateItem
 from fractune_core.fleet.redis_names import BUILD_QUEUE, COMPILE_QUEUE, SERVER_STREAM, model_blob, workload_blob
@@ -196,11 +196,11 @@ def test_a_script_runs_neither_in_the_server_nor_in_a_worker(place: Place, tmp_p
     script.write_text(hostile_script(name, canary))
     with pytest.raises(BadModel) as refused:
         place.rpc.upload_model(script)
-    assert (str(refused.value), refused.value.exit_code) == (f"m.py: {REFUSAL}", 3)
+    assert (str(refused.value), refused.value.exit_code) == (f"m.py: {SCRIPT_REFUSED}", 3)
     model = place.sneak_in(script.read_bytes(), script.name)
     said = place.refusal_by_the_worker(model)
     assert not canary.exists()
-    assert said == f"m.py: {REFUSAL}"
+    assert said == f"m.py: {SCRIPT_REFUSED}"
 
 
 def test_a_script_in_a_fused_model_does_not_run(place: Place, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_script_in_a_fused_model_does_not_run(place: Place, tmp_path: Path) ->
     with fused.open("wb") as file:
         write_fused(file, ["good", "bad"], [write_model(tmp_path / "good.onnx"), script], 2)
     model = place.rpc.upload_model(fused).name
-    assert place.refusal_by_the_worker(model) == f"all.fused: variant 'bad': {REFUSAL}"
+    assert place.refusal_by_the_worker(model) == f"all.fused: variant 'bad': {SCRIPT_REFUSED}"
     assert not canary.exists()
 
 

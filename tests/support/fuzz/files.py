@@ -23,7 +23,7 @@ from fractune_core.files.buckets import Buckets, Padding, input_shapes, open_axe
 from fractune_core.files.bundles import WEIGHTS, Bundle
 from fractune_core.files.compared import MODEL, Compared, Runtime, Timed
 from fractune_core.files.joined import join_bundles, join_stages
-from fractune_core.files.onnx_file import read_interface, read_outline
+from fractune_core.files.model_files import read_interface, read_outline
 from fractune_core.files.sealed import MANIFEST, write_archive
 from fractune_core.files.staged import Stages, Step, Tensor, part_entry
 from fractune_core.operators import check_workload

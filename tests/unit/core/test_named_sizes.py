@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import BadRequest
-from fractune_core.files.onnx_file import Interface, Tensor, shapes_by_name
+from fractune_core.files.model_files import Interface, Tensor, shapes_by_name
 from fractune_core.model_inputs import MOST_SIZE, Formula, NamedSizes, each_size
 
 TEXT: dict[str, Any] = {"ids": ["batch", "length"], "mask": ["batch", "length"], "table": [7]}

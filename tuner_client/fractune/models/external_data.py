@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 
 from fractune_core.errors import BadModel, shortened
-from fractune_core.files import onnx_file
+from fractune_core.files import model_files
 from fractune_core.files.manifests import LOGITS, NEXT_TOKEN
 
 _BLOCK_BYTES = 1 << 20
@@ -35,12 +35,12 @@ def _part(number: int, content: bytes) -> bytes:
 
 
 def _head(number: int, size: int) -> bytes:
-    return onnx_file.varint_bytes(number << 3 | onnx_file.MESSAGE) + onnx_file.varint_bytes(size)
+    return model_files.varint_bytes(number << 3 | model_files.MESSAGE) + model_files.varint_bytes(size)
 
 
 def _attribute(name: str, number: int) -> bytes:
     """A whole number of a node."""
-    return _part(5, _text_field(1, name) + b"\x18" + onnx_file.varint_bytes(number % 2**64) + b"\xa0\x01\x02")
+    return _part(5, _text_field(1, name) + b"\x18" + model_files.varint_bytes(number % 2**64) + b"\xa0\x01\x02")
 
 
 def _most_probable() -> bytes:
@@ -69,7 +69,7 @@ def write_one_file(path: Path, target: Path, *, greedy: bool = False) -> None:
     Raises BadModel for a damaged model, and for a weight in a place that is not allowed, in a missing file or beyond
     its end. Also for more than 128 GiB with the weights, and where `target` cannot be written.
     """
-    with onnx_file.walk(path) as found:
+    with model_files.walk(path) as found:
         if found is None:
             raise BadModel("is not an ONNX file")
         if greedy and not any(each.name == LOGITS for each in found.interface().outputs):
@@ -79,8 +79,8 @@ def write_one_file(path: Path, target: Path, *, greedy: bool = False) -> None:
         total, held = sum(map(_size, parts)), found.size + joining.files_bytes
         if total > _MOST_TIMES * held:
             raise BadModel(f"has {total:,} bytes of weights in files of {held:,}: too many share their bytes; {_AGAIN}")
-        if total > onnx_file.MOST_MODEL_BYTES:
-            size, most = f"{total / 2**30:.1f} GiB", onnx_file.MOST_MODEL_BYTES >> 30
+        if total > model_files.MOST_MODEL_BYTES:
+            size, most = f"{total / 2**30:.1f} GiB", model_files.MOST_MODEL_BYTES >> 30
             raise BadModel(f"has {size} with its weights, and at most {most} are supported; export it in float16")
         try:
             with target.open("xb") as out:
@@ -96,7 +96,7 @@ def write_one_file(path: Path, target: Path, *, greedy: bool = False) -> None:
 class _Joining:
     """The parts of the new file."""
 
-    def __init__(self, found: onnx_file.Walk, folder: Path, *, greedy: bool) -> None:
+    def __init__(self, found: model_files.Walk, folder: Path, *, greedy: bool) -> None:
         self._walk = found
         self._greedy = greedy
         self._folder = folder
@@ -115,29 +115,29 @@ class _Joining:
             if replaces and field.number == _OUTPUT and self._walk.text(self._walk.last(field, 1)) == LOGITS:
                 yield _most_probable()
                 continue
-            inner = onnx_file.INSIDE.get(kind, {}).get(field.number) if field.is_message else None
+            inner = model_files.INSIDE.get(kind, {}).get(field.number) if field.is_message else None
             has_logits = self._greedy and inner == "graph" and not depth
             if inner is None or not (has_logits or self._walk.has(_LOCATION, field)):
                 yield _Range("", field.begin, field.end - field.begin)
                 continue
-            if depth >= onnx_file.DEEPEST:
-                raise BadModel(f"has more than {onnx_file.DEEPEST} graphs in graphs; export it with fewer")
+            if depth >= model_files.DEEPEST:
+                raise BadModel(f"has more than {model_files.DEEPEST} graphs in graphs; export it with fewer")
             inside = self._tensor(field) if inner == "tensor" else self.parts(inner, field.first, field.end, depth + 1)
             body = list(inside)
             yield _head(field.number, sum(map(_size, body)))
             yield from body
 
-    def _tensor(self, tensor: onnx_file.Field) -> Iterator[bytes | _Range]:
+    def _tensor(self, tensor: model_files.Field) -> Iterator[bytes | _Range]:
         is_external = self._walk.is_external(tensor)
         for field in self._walk.inside(tensor):
-            if not is_external or field.number not in onnx_file.NUMBERS | {_EXTERNAL_DATA, _DATA_LOCATION}:
+            if not is_external or field.number not in model_files.NUMBERS | {_EXTERNAL_DATA, _DATA_LOCATION}:
                 yield _Range("", field.begin, field.end - field.begin)
         if is_external:
             place = self._place(tensor)
             yield _head(_RAW_DATA, place.size)
             yield place
 
-    def _place(self, tensor: onnx_file.Field) -> _Range:
+    def _place(self, tensor: model_files.Field) -> _Range:
         text, last = self._walk.text, self._walk.last
         what = f"weight '{shortened(text(last(tensor, _NAME)), 80)}'"
         fields = (field for field in self._walk.inside(tensor) if field.number == _EXTERNAL_DATA)

@@ -16,7 +16,7 @@ from typing import Any
 from fractune.local.programs import how_imported
 from fractune.text.rendering import Column, Table
 from fractune_core.errors import BadModel, shortened, some_of
-from fractune_core.files.onnx_file import DEEPEST, NUMBERS, Field, Walk, walk
+from fractune_core.files.model_files import DEEPEST, NUMBERS, Field, Walk, walk
 
 NATIVE, DECOMPOSED, PART, REFUSED = "native", "decomposed", "part", "refused"
 _OF_RUNTIME = frozenset({"", "ai.onnx", "com.microsoft"})

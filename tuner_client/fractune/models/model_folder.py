@@ -18,7 +18,7 @@ from fractune.models.open_sizes import CACHE_BRANCH, ENCODER_NAME, PASTS, STEPS,
 from fractune_core.codec.plain_json import is_storable, read_json
 from fractune_core.errors import BadModel, BadRequest, shortened, some_of
 from fractune_core.files.manifests import LOGITS
-from fractune_core.files.onnx_file import Interface, read_interface
+from fractune_core.files.model_files import Interface, read_interface
 from fractune_core.model_inputs import BATCH_NAME, MOST_SIZE, PAST_NAME, NamedSizes, Sizes
 
 _OPTIMUM, _GENAI = "config.json", "genai_config.json"

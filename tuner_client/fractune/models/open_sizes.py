@@ -26,7 +26,7 @@ from fractune_core.codec.plain_json import checked, read_json
 from fractune_core.errors import BadModel, BadRequest, one_line, some_of
 from fractune_core.files.bundles import is_bundle
 from fractune_core.files.fused import is_fused
-from fractune_core.files.onnx_file import Interface, Tensor, read_interface, read_outline
+from fractune_core.files.model_files import Interface, Tensor, read_interface, read_outline
 from fractune_core.host.sandbox import plain_environment
 from fractune_core.model_inputs import PAST_NAME, Formula, Inputs, NamedSizes, Place, SeveralShapes, Sizes, as_shapes
 

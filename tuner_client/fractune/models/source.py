@@ -17,8 +17,7 @@ from fractune.models.external_data import write_one_file
 from fractune_core.errors import BadModel, BadRequest, some_of
 from fractune_core.files.bundles import is_bundle
 from fractune_core.files.input_arrays import LABEL, InputFile
-from fractune_core.files.onnx_file import read_interface
-from fractune_core.files.scripts import REFUSAL, is_script
+from fractune_core.files.model_files import SCRIPT_REFUSED, is_script, read_interface
 from fractune_core.jobs import JobSpec
 from fractune_core.model_inputs import Dim, SeveralShapes, as_shapes, constants_in, each_shape, shapes_in
 
@@ -190,7 +189,7 @@ def _file(model: ModelSource, *, run_script: bool) -> Iterator[Path]:
         check_model_file(path)
     script = path is not None and is_model_script(path)
     if path is not None and script and not run_script:
-        raise BadModel(f"{path.name}: {REFUSAL}")
+        raise BadModel(f"{path.name}: {SCRIPT_REFUSED}")
     if path is not None and not script and not _lies_in_several_files(path):
         yield path
         return

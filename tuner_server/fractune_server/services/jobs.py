@@ -21,7 +21,7 @@ from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.codec.messages import from_lists, from_proto, seconds, timestamp, to_proto
 from fractune_core.errors import BadRequest, QuotaExceeded, ScopeMissing, ServerUnreachable
-from fractune_core.files.onnx_file import shapes_by_name
+from fractune_core.files.model_files import shapes_by_name
 from fractune_core.jobs import JobSpec, JobState, Priority
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, Collection, check_file_name
 from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc

@@ -12,7 +12,7 @@ import grpc
 
 from fractune_core.access import transfer_s
 from fractune_core.errors import BadModel, BadRequest, NotFound, QuotaExceeded
-from fractune_core.files.scripts import REFUSAL, is_script
+from fractune_core.files.model_files import SCRIPT_REFUSED, is_script
 from fractune_core.names import Collection, check_file_name
 from fractune_core.pb import fractune_pb2 as pb, fractune_pb2_grpc as rpc
 from fractune_server.authenticator import Caller, caller, ended_after
@@ -173,7 +173,7 @@ def _data(requests: Iterator[pb.UploadModelRequest], header: pb.ModelHeader) -> 
         if request.WhichOneof("part") != "data":
             raise BadRequest("after its header an upload must carry only data")
         if left == size and is_script(request.data):  # a script in smaller parts is refused when it is read
-            raise BadModel(f"{header.display_name}: {REFUSAL}")
+            raise BadModel(f"{header.display_name}: {SCRIPT_REFUSED}")
         left -= len(request.data)
         if left < 0:
             raise BadRequest(f"the upload is longer than the {size} bytes in its header; upload it again")

@@ -21,7 +21,7 @@ from fractune_core.files.bundles import SUFFIX, Bundle
 from fractune_core.files.compared import Checked
 from fractune_core.files.input_arrays import LABEL, InputFile
 from fractune_core.files.manifests import checked_of
-from fractune_core.files.onnx_file import Interface, read_interface
+from fractune_core.files.model_files import Interface, read_interface
 from fractune_core.fleet.blobs import CHUNK_BYTES
 from fractune_core.host.private_folders import warning_of_state
 from fractune_core.served import is_disturbed

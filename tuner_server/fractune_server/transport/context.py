@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from redis import Redis
 
 from fractune_core.errors import FractuneError, JobFailed, NotFound, StateUnusable, error_from_name
-from fractune_core.files.onnx_file import Interface
+from fractune_core.files.model_files import Interface
 from fractune_core.fleet.messages import WorkFailed
 from fractune_core.fleet.options import MODEL_LIMIT_BYTES
 from fractune_server.instruments import Instruments

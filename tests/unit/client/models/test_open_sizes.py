@@ -18,8 +18,8 @@ from fractune.errors import BadModel
 from fractune.models import graph_shapes, open_sizes, sizes_child
 from fractune.models.inspection import Inspection, OpenSizes
 from fractune.models.open_sizes import settled
-from fractune_core.files import onnx_file
-from fractune_core.files.onnx_file import read_interface, read_outline
+from fractune_core.files import model_files
+from fractune_core.files.model_files import read_interface, read_outline
 
 Dims = Sequence[int | str | None] | None
 IMAGE = ("batch", 3, "height", "width")
@@ -432,13 +432,13 @@ def test_the_numbers_of_weights_are_not_read(tmp_path: Path) -> None:
     model = onnx.load(small)
     body = TensorProto(name="g", dims=[10, 784], data_type=TensorProto.FLOAT).SerializeToString()
     count = 2 << 30
-    tensor = body + b"\x4a" + onnx_file.varint_bytes(count)
+    tensor = body + b"\x4a" + model_files.varint_bytes(count)
     path = tmp_path / "large.onnx"
     with path.open("wb") as file:
         # Two fields of one graph: protobuf joins them.
         head = model.SerializeToString() + b"\x3a"
-        field = b"\x2a" + onnx_file.varint_bytes(len(tensor) + count) + tensor
-        file.write(head + onnx_file.varint_bytes(len(field) + count) + field)
+        field = b"\x2a" + model_files.varint_bytes(len(tensor) + count) + tensor
+        file.write(head + model_files.varint_bytes(len(field) + count) + field)
         file.truncate(file.tell() + count)
     assert len(read_outline(path)) < 20_000
     assert fractune.inspect(path).suggested == {"x": [1, 3, 224, 224]}
@@ -448,7 +448,7 @@ def test_the_numbers_of_weights_are_not_read(tmp_path: Path) -> None:
 def test_the_work_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file with many fields is refused, and a large graph is tried with few sizes."""
     path = saved(tmp_path / "m.onnx", {"x": IMAGE})
-    monkeypatch.setattr(onnx_file, "_MOST_FIELDS", 5)
+    monkeypatch.setattr(model_files, "_MOST_FIELDS", 5)
     with pytest.raises(BadModel, match="has more than 5 parts"):
         read_interface(path)
     chain = [node("MatMul", "x w", "v0")] + [node("Relu", f"v{at}", f"v{at + 1}") for at in range(3000)]
@@ -484,7 +484,7 @@ def test_the_work_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_one_large_field_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path / "m.onnx", {"x": IMAGE}, metadata={"k": "v" * (4 << 20)})
-    monkeypatch.setattr(onnx_file, "_MOST_OUTLINE_BYTES", 1 << 20)
+    monkeypatch.setattr(model_files, "_MOST_OUTLINE_BYTES", 1 << 20)
     tracemalloc.start()
     with pytest.raises(BadModel, match="has more than 1 MiB beside its weights"):
         read_outline(path)

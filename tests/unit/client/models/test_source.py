@@ -16,7 +16,7 @@ import fractune
 from fractune.cli import main
 from fractune.errors import BadModel, FractuneError
 from fractune.models.source import model_file
-from fractune_core.files.scripts import REFUSAL
+from fractune_core.files.model_files import SCRIPT_REFUSED
 from tests.support.client_samples import bundle_bytes
 from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import only_line, write_model
@@ -293,7 +293,7 @@ def test_a_script_is_known_by_its_name_or_by_its_words(tmp_path: Path, name: str
     path.write_text(SCRIPTS["printed"])
     with pytest.raises(BadModel) as refused, model_file(path):
         pass
-    assert str(refused.value) == f"{name}: {REFUSAL}"
+    assert str(refused.value) == f"{name}: {SCRIPT_REFUSED}"
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
@@ -314,5 +314,5 @@ def test_every_command_that_takes_a_model_refuses_a_script_and_can_be_allowed_to
     monkeypatch.setenv("FRACTUNE_SERVER", "127.0.0.1:1")  # no server listens there, and no request is sent
     command = [word.format(script) for word in words]
     assert (main(command), asked) == (3, [])
-    assert only_line(capsys.readouterr().err) == f"fractune: net.py: {REFUSAL}"
+    assert only_line(capsys.readouterr().err) == f"fractune: net.py: {SCRIPT_REFUSED}"
     assert (main([*command, "--run-script"]), asked) == (3, [script]), capsys.readouterr().err

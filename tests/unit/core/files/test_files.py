@@ -7,8 +7,8 @@ import pytest
 
 from fractune_core.errors import StateUnusable
 from fractune_core.files.compared import Checked
+from fractune_core.files.model_files import is_script
 from fractune_core.files.new_bundle import replacing_file
-from fractune_core.files.scripts import is_script
 
 
 def replace_by(path: Path, content: bytes) -> None:

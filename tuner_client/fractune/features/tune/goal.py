@@ -24,8 +24,8 @@ from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.buckets import input_shapes
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.fused import is_fused
+from fractune_core.files.model_files import MOST_PARSED_BYTES
 from fractune_core.files.new_bundle import NewBundle
-from fractune_core.files.onnx_file import MOST_PARSED_BYTES
 from fractune_core.jobs import JobSpec, SearchOptions
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb

@@ -31,8 +31,8 @@ from fractune_core.analysis.bucket_choice import STEP, BucketChoice, choose_buck
 from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_core.files.buckets import shape_text
 from fractune_core.files.fused import is_fused
+from fractune_core.files.model_files import MOST_PARSED_BYTES, Interface, read_interface
 from fractune_core.files.new_bundle import NewBundle
-from fractune_core.files.onnx_file import MOST_PARSED_BYTES, Interface, read_interface
 from fractune_core.jobs import JobOptions, JobSpec, SearchOptions
 from fractune_core.model_inputs import Inputs, SeveralShapes, Sizes, as_shapes, each_shape, shapes_in
 from fractune_core.operators import RefusedNode, refused_node

@@ -22,8 +22,8 @@ from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_core.files.bundles import SUFFIX
 from fractune_core.files.compared import ONNX_RUNTIME
+from fractune_core.files.model_files import MOST_PARSED_BYTES
 from fractune_core.files.new_bundle import NewBundle
-from fractune_core.files.onnx_file import MOST_PARSED_BYTES
 from fractune_core.jobs import JobSpec, SearchOptions
 from fractune_core.model_inputs import SeveralShapes, Sizes
 from fractune_core.pb import fractune_pb2 as pb

@@ -15,7 +15,7 @@ from fractune_core.errors import BadModel, BadRequest, FractuneError, first_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import Checked
 from fractune_core.files.input_arrays import LABEL, InputFile
-from fractune_core.files.onnx_file import walk
+from fractune_core.files.model_files import walk
 from fractune_workers.children.checking.comparing import Comparison, DiffersError
 from fractune_workers.children.checking.references import Array
 from fractune_workers.children.importing.model_file import APART_FROM_BYTES, is_onnx

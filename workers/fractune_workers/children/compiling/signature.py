@@ -11,7 +11,7 @@ from tvm import relax
 from fractune_core.codec.plain_json import is_storable, read_json
 from fractune_core.files.archives import Archive, BadArchive
 from fractune_core.files.manifests import is_dim_name
-from fractune_core.files.onnx_file import read_interface
+from fractune_core.files.model_files import read_interface
 from fractune_core.model_inputs import constants_in, shapes_in
 from fractune_workers.children.layouts.last_token import gives_last_token
 

@@ -20,8 +20,7 @@ from tvm import relax
 from fractune_core.errors import BadModel, first_line
 from fractune_core.files.archives import BadArchive
 from fractune_core.files.fused import read_fused
-from fractune_core.files.onnx_file import MOST_MODEL_BYTES, MOST_PARSED_BYTES, walk
-from fractune_core.files.scripts import REFUSAL, is_script
+from fractune_core.files.model_files import MOST_MODEL_BYTES, MOST_PARSED_BYTES, SCRIPT_REFUSED, is_script, walk
 from fractune_core.model_inputs import constants_in
 from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants, Limits, check_tensor
 from fractune_workers.children.rewriting.expressions import element_bytes, operands_of, without_origins
@@ -373,7 +372,7 @@ def is_onnx(data: bytes) -> bool:
 
 def _load(data: bytes, shapes: Shapes, limits: Limits, *, recurrences: bool, apart: Weights) -> tvm.IRModule:
     if is_script(data):
-        raise BadModel(REFUSAL)
+        raise BadModel(SCRIPT_REFUSED)
     if data.startswith(_ZIP):
         if read_fused(data) is not None:
             raise BadModel("is a fused model; name one of its variants' own files")

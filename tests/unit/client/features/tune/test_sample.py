@@ -18,7 +18,7 @@ from fractune.features.tune.shape_jobs import (
 )
 from fractune.models.open_sizes import settled
 from fractune_core.errors import BadModel, BadRequest
-from fractune_core.files.onnx_file import Interface, Tensor
+from fractune_core.files.model_files import Interface, Tensor
 from fractune_core.jobs import SearchOptions
 from tests.support.encoders import write_encoder
 

@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.script import ir as I, relax as R, tirx as T
 
 from fractune_core.errors import BadModel
-from fractune_core.files.scripts import REFUSAL
+from fractune_core.files.model_files import SCRIPT_REFUSED
 from fractune_core.tir import foreign_code
 from fractune_workers.children.compiling.weights import LiftedWeights
 from fractune_workers.children.importing.model_file import load_model
@@ -95,7 +95,7 @@ def test_json_comes_back_equal(tmp_path: Path, make: Callable[[], tvm.IRModule],
 
 
 def test_a_script_is_not_read(tmp_path: Path) -> None:
-    assert refusal(write(tmp_path, sample().script())) == f"module.txt: {REFUSAL}"
+    assert refusal(write(tmp_path, sample().script())) == f"module.txt: {SCRIPT_REFUSED}"
 
 
 def calling_out() -> tvm.IRModule:

@@ -1,7 +1,10 @@
-"""An ONNX file as far as a client needs it: its inputs, its outputs, and its graph without the numbers of its weights.
+"""Model files, read without the packages that made them.
 
-The fields of the file are walked in place, by protobuf's wire format. The package `onnx` is not needed, weights are
-never read, and no native code parses a stranger's file. The number of fields is bounded.
+The fields of an ONNX file are walked in place, by protobuf's wire format: its inputs, outputs, and graph without the
+numbers of its weights. The package `onnx` is not needed, weights are never read, and no native code parses a
+stranger's file. The number of fields is bounded.
+
+TVMScript is Python code: neither a server nor a worker ever runs it, so they refuse it.
 """
 
 from __future__ import annotations
@@ -369,3 +372,22 @@ def varint_bytes(value: int) -> bytes:
         out.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes([*out, value])
+
+
+SCRIPT_REFUSED = (
+    "is TVMScript, which is Python code, and neither servers nor workers run that; write its module with "
+    "tvm.ir.save_json, or pass --run-script, which runs the file on your own machine"
+)
+
+_SCRIPT_BYTES = 1 << 16
+_SCRIPT_WORDS = (b"ir_module", b"prim_func", b"tvm.script", b"R.function")
+_BINARY = frozenset(range(32)) - frozenset(b"\t\n\r\f")
+_OTHER_TEXT = (b"{", b"version https://git-lfs")
+
+
+def is_script(start: bytes) -> bool:
+    """Whether the file that begins with `start` is TVMScript, by words that stand there: nothing is parsed."""
+    read = start[:_SCRIPT_BYTES]
+    if read.lstrip().startswith(_OTHER_TEXT) or not _BINARY.isdisjoint(read[:4096]):
+        return False
+    return any(word in read for word in _SCRIPT_WORDS)
