@@ -25,7 +25,7 @@ def test_what_is_to_be_broken_is_there_once_and_so_is_its_test() -> None:
     for each in TABLE:
         assert each.before != each.after, each
         assert source_of(each.file).count(each.before) == 1, each
-        assert each.test_name in functions_of(each.test_file), each
+        assert f"def {each.test_name}(" in source_of(each.test_file), each
 
 
 @cache
@@ -33,16 +33,20 @@ def source_of(file: str) -> str:
     return (REPOSITORY / file).read_text(encoding="utf-8")
 
 
-@cache
-def functions_of(file: str) -> set[str]:
-    return {node.name for node in ast.walk(ast.parse(source_of(file))) if isinstance(node, ast.FunctionDef)}
-
-
 def test_a_broken_module_still_compiles() -> None:
-    """Else its test does not begin."""
-    for each in TABLE:
-        if each.file.endswith(".py"):
-            ast.parse(source_of(each.file).replace(each.before, each.after), each.promise)
+    """Else its test does not begin. A file is broken in all places at once, but for those that overlap."""
+    rows = [each for each in TABLE if each.file.endswith(".py")]
+    while rows:
+        broken, later = dict[str, str](), list[Breakage]()
+        for each in rows:
+            text = broken.setdefault(each.file, source_of(each.file))
+            if each.before in text:
+                broken[each.file] = text.replace(each.before, each.after)
+            else:
+                later.append(each)
+        for file, text in broken.items():
+            ast.parse(text, file)
+        rows = later
 
 
 def test_no_two_have_the_same_words() -> None:

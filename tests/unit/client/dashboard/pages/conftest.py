@@ -4,6 +4,7 @@ import pytest
 
 from fractune.dashboard.views import fitting
 from fractune.features.fit.fit import fit_of_job
+from fractune_core.analysis import limit_fitting
 from fractune_core.codec.messages import to_proto
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import record
@@ -22,7 +23,8 @@ _FOUND: list[tuple[Any, Any]] = []
 
 @pytest.fixture(autouse=True)
 def searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least limit for a form, which takes a second, is searched for once."""
+    """The least limit for a form is searched for once, by an eighth of the requests: pages show whatever is found."""
+    monkeypatch.setattr(limit_fitting, "_REQUESTS", 500)
 
     def once(*given: Any) -> Any:
         for known, found in _FOUND:
