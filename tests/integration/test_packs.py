@@ -177,8 +177,6 @@ def test_a_pack_is_measured_without_a_compiler_and_a_bundle_is_made_of_its_times
 
     added = {"added": len(records), "already_there": 0}
     assert events(run_fractune("log", "import", str(times), "--json", *state)) == [added]
-    again = {"added": 0, "already_there": len(records)}
-    assert events(run_fractune("log", "import", str(times), "--json", *state)) == [again]
     # The last operators of the model are not in the pack, and stay untuned.
     bundle = ["--shares", "cpu:1", "--out", str(tmp_path / "m.fractune"), "--json"]
     made = events(run_fractune("bundle", str(packed.model), *bundle, *state))
