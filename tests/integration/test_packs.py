@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from tvm import te
 
 from fractune_core.errors import BadBundle, BadRequest
+from fractune_core.files.bundles import Bundle
 from fractune_core.files.packs import ANCHOR, LOOP, Pack, PackedOperator, write_pack
 from fractune_core.records import UNTUNED, Kind, Status, TuningRecord
 from fractune_runtime.signatures import signature_check
@@ -181,8 +182,8 @@ def test_a_pack_is_measured_without_a_compiler_and_a_bundle_is_made_of_its_times
     bundle = ["--shares", "cpu:1", "--out", str(tmp_path / "m.fractune"), "--json"]
     made = events(run_fractune("bundle", str(packed.model), *bundle, *state))
     assert made[-1]["bundle"] == str(tmp_path / "m.fractune")
-    found = events(run_fractune("match", str(packed.model), "--share", "cpu:1", "--json", *state))
-    known = {each["workload_hash"]: each for each in found if "operator" in each}
+    with contextlib.closing(Bundle(tmp_path / "m.fractune")) as opened:
+        known = {each["workload_hash"]: each["by_variant"]["cpu:1"] for each in opened.manifest["operators"]}
     for operator in packed.operators():
         each = known[operator.workload_hash]
         assert each["how"] == "exact" or "the untuned default is the fastest" in each["reason"], each

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fractune_core.fleet.messages import WORK_KINDS
 from fractune_core.pb import fractune_pb2 as pb
+from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import error_line, run_fractune, start_fractune, stopped_at_end
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
@@ -197,10 +198,23 @@ def test_lines_of_the_servers_log_name_the_job(tmp_path: Path) -> None:
     assert all("job" not in line for line in lines if line["logger"] == "fractune_server.main")
 
 
-def test_promtool_finds_nothing_wrong_with_a_scrape(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
+@pytest.fixture
+def promtool() -> str:
+    """Prometheus' own tool."""
+    found = shutil.which("promtool")
+    if found is None:
         pytest.skip("no promtool here: `apt-get install prometheus` brings it")
+    return found
+
+
+@pytest.mark.parametrize("what", [("check", "rules", "deploy/alerts.yml"), ("test", "rules", "deploy/alerts_test.yml")])
+def test_promtool_finds_nothing_wrong_with_the_alert_rules(promtool: str, what: tuple[str, ...]) -> None:
+    done = subprocess.run([promtool, *what], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SUCCESS" in done.stdout
+
+
+def test_promtool_finds_nothing_wrong_with_a_scrape(promtool: str, tmp_path: Path) -> None:
     with simulated_stack(tmp_path / "state", metrics="127.0.0.1:0") as (_, _, server, client):
         client.finish(client.create(client.upload(fresh(1)), trials=4).name)
         _, text = get(f"{port_of(server)}/metrics")

@@ -1,6 +1,5 @@
 """Sizes by name in a call of the server: the job has the shapes that follow, or is refused before it exists."""
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -8,9 +7,7 @@ import pytest
 
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.decoders import write_plain_decoder
-from tests.support.processes.fleet_simulated import simulated_fleet
-from tests.support.processes.redis_process import running_redis
-from tests.support.processes.server_process import Client, running_server
+from tests.support.processes.server_process import Client, simulated_stack
 from tests.unit.client.cli.commands.models.test_inspect import saved
 
 REFUSED: dict[str, tuple[dict[str, int], str]] = {
@@ -31,10 +28,7 @@ def created(client: Client, model: str, sizes: dict[str, int]) -> pb.Job:
 
 def test_a_job_has_the_shapes_that_follow_from_sizes_and_no_other_sizes_make_one(tmp_path: Path) -> None:
     payload = write_plain_decoder(tmp_path / "m.onnx", total="past + s").read_bytes()
-    with ExitStack() as fleet:
-        url = fleet.enter_context(running_redis())
-        fleet.enter_context(simulated_fleet(url))
-        client = fleet.enter_context(fleet.enter_context(running_server(url, tmp_path / "state")).client())
+    with simulated_stack(tmp_path / "state") as (_, _, _, client):
         model, other = client.upload(payload), client.upload(b"{}")
         job = created(client, model, {"s": 1, "past": 64, "b": 2})
         shapes = {name: list(shape.dims) for name, shape in job.spec.inputs.items()}
