@@ -21,8 +21,7 @@ from benchmarks.support import ours
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import find_model
 from fractune.errors import FractuneError
-from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, measure
-from fractune.features.fit.verifying import Verified, check_limits, verify
+from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, Verified, check_limits, measure, verify
 from fractune_core.analysis.limit_fitting import Alternative
 from fractune_core.served import LOAD
 

@@ -10,7 +10,7 @@ import pytest
 
 import fractune
 from fractune.errors import BadRequest
-from fractune.features.fit import measuring, verifying
+from fractune.features.fit import measuring
 from fractune.features.fit.measuring import ONNX_RUNTIME, usable_cores
 from fractune_core.cpu_limits import powers_of_two
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
@@ -60,7 +60,7 @@ def test_a_limit_is_verified_for_real(small: Small, monkeypatch: pytest.MonkeyPa
     """The model takes some 20 us, so the smallest limit keeps half a second."""
     if lacks := LimitCgroups().lacks():
         pytest.skip(f"no cgroup can be made here: {lacks}")
-    monkeypatch.setattr(verifying, "enough_requests", lambda *_: 200)
+    monkeypatch.setattr(measuring, "enough_requests", lambda *_: 200)
     with capped_cgroup(cores=None) as cgroup, cgroup.joined():
         found = fractune.fit(getattr(small, file), "100/s", "500ms", share_steps="200m", verify=True, progress=False)
         assert not list(cgroup.folder.rglob("fractune-limit-*"))
@@ -88,7 +88,7 @@ def check_behind(server: str, python: str, small: Small, monkeypatch: pytest.Mon
     """The whole machine is the limit, so that the server starts soon."""
     if lacks := LimitCgroups().lacks():
         pytest.skip(f"no cgroup can be made here: {lacks}")
-    monkeypatch.setattr(verifying, "enough_requests", lambda *_: 50)
+    monkeypatch.setattr(measuring, "enough_requests", lambda *_: 50)
     with capped_cgroup(cores=None) as cgroup, cgroup.joined():
         found = fractune.fit(
             *(small.bundle, "20/s", "30s"),

@@ -126,7 +126,7 @@ DRAW = """
 import pathlib, sys
 from fractune.features.matrix.cross_table import Cell, CrossTable
 from fractune.features.matrix.cross_table import draw_table
-from fractune.text.figure import check_picture
+from fractune.text.rendering import check_picture
 picture = pathlib.Path(sys.argv[1])
 check_picture(picture)
 draw_table(CrossTable("m", 1, ("cpu:1",), {"cpu:1": {"cpu:1": Cell([1e-3, 1.1e-3, 0.9e-3], "j1")}}), picture)

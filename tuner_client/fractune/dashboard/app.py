@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 
 from fractune.dashboard.following import Follower, JobTrials, Snapshot, Trial, paced
 from fractune.dashboard.guard import Guard, GuardOptions, check_own_page
-from fractune.dashboard.views import fitting, job, log, model, operator, overview, pairs, planning, shares
+from fractune.dashboard.views import job, log, model, operator, overview, pairs, planning
 from fractune.dashboard.views.page import Page, ago_from, grouped, part_jobs, plain_moment
 from fractune.dashboard.views.parts import FILTERS
 from fractune.features.client import Client
@@ -104,12 +104,12 @@ class Forms:
         seen = await self._follower.now()
         chosen = await self._status_of(given["job"]) if given.get("job") else None
         found = None if chosen is None else await self.limits(request, chosen)
-        return fitting.fitting(seen.jobs, chosen, given, found)
+        return planning.fitting(seen.jobs, chosen, given, found)
 
-    async def limits(self, request: Request, job: JobStatus) -> fitting.Found | None:
+    async def limits(self, request: Request, job: JobStatus) -> planning.FoundLimits | None:
         """The limits that keep the rate and p99 of the form; None before both are given."""
         rate, p99 = (request.query_params.get(name) for name in ("rate", "p99"))
-        return await self.computed(request, fitting.find_limits, job, rate, p99) if rate and p99 else None
+        return await self.computed(request, planning.find_limits, job, rate, p99) if rate and p99 else None
 
     async def plan(self, request: Request) -> Page:
         given = dict(request.query_params)
@@ -171,7 +171,7 @@ _STATUS = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAUTHENTICATED": 502, "P
 """of HTTP, by that of gRPC; any other is 503"""
 
 View = Callable[[Request], Awaitable[Page]]
-Advise = Callable[[Sequence[str]], shares.Advice]
+Advise = Callable[[Sequence[str]], overview.Advice]
 """The advice for these shares. Raises StateUnusable"""
 
 
@@ -267,12 +267,12 @@ class Site:
         del request
         seen = await self._follower.now()
         if self._advise is None:
-            return shares.shares(seen, shares.ELSEWHERE)
+            return overview.shares(seen, overview.ELSEWHERE)
         offered = sorted({each.granted.share for each in seen.shares})
         try:
-            return shares.shares(seen, await asyncio.to_thread(self._advise, offered))
+            return overview.shares(seen, await asyncio.to_thread(self._advise, offered))
         except errors.StateUnusable as error:
-            return shares.shares(seen, str(error))
+            return overview.shares(seen, str(error))
 
     async def _job(self, request: Request) -> Page:
         name = Collection.JOBS.of(request.path_params["id"])

@@ -18,8 +18,7 @@ from fractune.local.state import default_state_dir
 from fractune.models.open_sizes import sized_model
 from fractune.models.source import ModelSource
 from fractune.sessions.progress import LineProgress, line_reporter
-from fractune.text.figure import Drawable, draw_panels, save_figure
-from fractune.text.rendering import Column, Table
+from fractune.text.rendering import Column, Drawable, Table, draw_panels, save_figure
 from fractune.text.text import percent_text, score_text, time_text
 from fractune_core.analysis import noise as bounds
 from fractune_core.analysis.noise import FEWEST_CANDIDATES, REGRET_ALLOWED, TAU_WANTED, Explanation, NoiseAdvice

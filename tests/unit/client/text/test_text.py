@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from fractune.text.figure import save_figure
+from fractune.text.rendering import save_figure
 from fractune.text.text import counts_text, ratio_text, roof_notes, slowdown_text, span_text, time_text
 from fractune.text.toml_table import Value, toml_lines
 from fractune_core.analysis.slowdown_ci import Estimate
@@ -124,4 +124,4 @@ def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is(tmp_path: Path) -> N
 def test_all_pictures_are_saved_by_one_function() -> None:
     root = REPOSITORY / SOURCES["fractune"] / "fractune"
     found = {path.name for path in root.rglob("*.py") if ".savefig(" in path.read_text(encoding="utf-8")}
-    assert found == {"figure.py"}
+    assert found == {"rendering.py"}

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from types import MappingProxyType
 
-from fractune.dashboard.views import fitting, page
-from fractune.dashboard.views.fitting import Found
+from fractune.dashboard.views import page, planning
 from fractune.dashboard.views.job import answer_text
 from fractune.dashboard.views.page import Block, Cell, Chart, Field, Page, Series, block_of, inputs_text, job_data
+from fractune.dashboard.views.planning import FoundLimits
 from fractune.features.compete.results import newest_times, runtimes_table, times_of_job
 from fractune.features.knee.report import KneeReport, at_load_knee, drawn_units, fastest_knee, knee_json, knee_table
 from fractune.features.log.match import MatchResult
@@ -52,7 +52,7 @@ def model(
     share: str = "",
     used: MatchResult | str | None = None,
     goal: Mapping[str, str] = MappingProxyType({}),
-    limits: Found | None = None,
+    limits: FoundLimits | None = None,
 ) -> Page:
     """`jobs` are those of the model, at least one and the newest first, the ended ones with results; `others` are of
     files with its name. `runtimes` are times of other runtimes, the newest first. `used` is what its operators use at
@@ -60,7 +60,7 @@ def model(
     """
     done = [each for each in jobs if each.results]
     knees = _knees(done[0]) if done else []
-    facts, fits, answered = ([], [], None) if limits is None else fitting.answer(done[0], limits)
+    facts, fits, answered = ([], [], None) if limits is None else planning.limits_shown(done[0], limits)
     shares = tuple(dict.fromkeys([share, *(at for each in jobs for at in each.tuned_at)]))
     timed = newest_times(runtimes)
     return Page(
@@ -89,7 +89,7 @@ def model(
             *([_times("Other files of this name", others, "")] if others else []),
             page.jobs_block("Its jobs", list(jobs), ""),
         ),
-        form=[Field("share", share, "share at which it runs", shares), *(fitting.fields(goal) if done else [])]
+        form=[Field("share", share, "share at which it runs", shares), *(planning.goal_fields(goal) if done else [])]
         if share
         else (),
         is_live=limits is None,

@@ -1,18 +1,97 @@
-"""Jobs, workers and shares at a glance."""
+"""Jobs, workers and shares at a glance, and how the fleet measures at its shares."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from urllib.parse import quote
 
 from fractune.dashboard.following import RATES_S, LostWorker, Snapshot
 from fractune.dashboard.views import page
-from fractune.dashboard.views.page import ENDED, Block, Cell, Page, Tile, columns_of, inputs_text, job_path, jobs_block
-from fractune.server.job_status import Fleet, JobStatus, WaitingWork, Worker
+from fractune.dashboard.views.page import (
+    ENDED,
+    Block,
+    Cell,
+    Page,
+    Tile,
+    columns_of,
+    inputs_text,
+    job_path,
+    jobs_block,
+    moment,
+)
+from fractune.server.job_status import Fleet, JobStatus, OfferedShare, WaitingWork, Worker
 from fractune.text.text import ago_text, counts_text, left_text, span_text, time_text
+from fractune_core.analysis.noise import DEFAULT_MARGIN, NoiseAdvice
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobState
 from fractune_core.shares import units_text
+
+ELSEWHERE = "it lies in the state folder of each machine; 'fractune dashboard --state' shows that of this one"
+"""why the pages of a server have no advice"""
+
+
+Advice = Mapping[str, NoiseAdvice | None]
+"""of `fractune noise`, by share; None where it has not measured"""
+
+
+def shares(seen: Snapshot, advice: Advice | str) -> Page:
+    """A text in place of the `advice` says why it is not known."""
+    columns = columns_of("share, granted, proved, device, #cores or SMs, #cache, #measurers")
+    return Page(
+        "Shares",
+        {
+            "server": seen.address,
+            "lost": seen.lost or None,
+            "shares": [asdict(each) for each in seen.shares],
+            "advice": None
+            if isinstance(advice, str)
+            else {share: asdict(each) for share, each in advice.items() if each is not None},
+        },
+        blocks=(
+            Block("Offered now", columns, tuple(map(_row, seen.shares)), empty="no measurer is there; start a worker"),
+            _advice_block(advice),
+        ),
+    )
+
+
+def _advice_block(advice: Advice | str) -> Block:
+    columns = columns_of(
+        "share, #measurers at a time, #longer timing within, #rank agreement (tau), #loss of the winner, "
+        "builds beside, measured"
+    )
+    if isinstance(advice, str):
+        return Block("Advice of fractune noise", columns, (), empty=advice)
+    rows = tuple(_advice_row(share, each) for share, each in advice.items())
+    return Block("Advice of fractune noise", columns, rows, empty="no share is offered")
+
+
+def _advice_row(share: str, advice: NoiseAdvice | None) -> tuple[Cell, ...]:
+    if advice is None:
+        default = f"{DEFAULT_MARGIN:g}x of the fastest"
+        return (Cell(share), Cell("1"), Cell(default), Cell("-"), Cell("-"), Cell("-"), Cell("not yet: the default"))
+    return (
+        Cell(share),
+        Cell(str(advice.measurers)),
+        Cell(f"{advice.margin:g}x of the fastest"),
+        Cell("-" if advice.tau is None else f"{advice.tau:.2f}"),
+        Cell("-" if advice.regret is None else f"{advice.regret * 100:.1f} %"),
+        Cell("yes" if advice.builds_beside else "no"),
+        moment(advice.measured_at),
+    )
+
+
+def _row(each: OfferedShare) -> tuple[Cell, ...]:
+    granted, device = each.granted, each.device
+    return (
+        Cell(granted.share),
+        Cell(f"{granted.units} of {units_text(granted.units_total, granted.unit)}"),
+        Cell("reserved" if granted.reserved else "confined, and proved from inside"),
+        Cell(device.label or device.isa),
+        Cell(str(device.units)),
+        Cell(f"{device.l2_kib} KiB"),
+        Cell(str(each.measurers)),
+    )
+
 
 MOST_CARDS = 6
 """running jobs with a card; the others stand in the table"""

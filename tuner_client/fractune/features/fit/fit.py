@@ -7,15 +7,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, OPENVINO, Measured, measure, usable_cores
+from fractune.features.fit.measuring import (
+    FRACTUNE,
+    ONNX_RUNTIME,
+    OPENVINO,
+    BehindServer,
+    Measured,
+    Verified,
+    check_limits,
+    measure,
+    usable_cores,
+    verify as verify_limit,
+    verify_behind,
+)
 from fractune.features.fit.table import behind_lines, draw_fit, fit_json, fit_table, verified_lines
-from fractune.features.fit.verifying import BehindServer, Verified, check_limits, verify as verify_limit, verify_behind
 from fractune.local.model_server import check_server
 from fractune.models.open_sizes import settled_once
 from fractune.server.job_status import JobStatus
 from fractune.sessions.progress import LineProgress, line_reporter
-from fractune.text.figure import Drawable
-from fractune.text.rendering import Table
+from fractune.text.rendering import Drawable, Table
 from fractune.text.text import parse_millicores, parse_rate_per_s, parse_time_s
 from fractune_core.analysis.limit_fitting import Alternative, Goal, fit as fit_services
 from fractune_core.cpu_limits import service_of_time

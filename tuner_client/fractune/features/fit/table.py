@@ -7,10 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fractune.features.fit.measuring import Measured, service_for, service_json
-from fractune.features.fit.verifying import BehindServer, Verified
-from fractune.text.figure import save_figure
-from fractune.text.rendering import Column, Table
+from fractune.features.fit.measuring import BehindServer, Measured, Verified, service_for, service_json
+from fractune.text.rendering import Column, Table, save_figure
 from fractune.text.text import common_unit, marked_time, percent_text, time_text
 from fractune_core.analysis.limit_fitting import Alternative, Goal
 from fractune_core.analysis.limit_prediction import predict

@@ -12,8 +12,7 @@ from fractune.models.source import ModelSource
 from fractune.server.rpc import RECONNECT_S
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.session import PathText, PlaceOptions, finished_job
-from fractune.text.figure import Drawable
-from fractune.text.rendering import Table
+from fractune.text.rendering import Drawable, Table
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.jobs import JobSpec, LogOptions
 from fractune_core.model_inputs import Inputs, Sizes

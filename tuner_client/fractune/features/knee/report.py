@@ -9,8 +9,7 @@ from typing import Any
 
 from fractune.features.matrix.cross_table import CrossTable
 from fractune.server.job_status import ShareResult
-from fractune.text.figure import draw_panels, save_figure
-from fractune.text.rendering import Column, Table
+from fractune.text.rendering import Column, Table, draw_panels, save_figure
 from fractune.text.text import common_unit, disturbed_notes, launch_notes, marked_time, percent_text, time_text
 from fractune_core.analysis.knee import Curve, CurveKind, Knee, find_knee, fit_curve
 from fractune_core.analysis.limit_prediction import by_latency, by_rate, paced_rate_per_s, predictable

@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fractune.server.job_status import JobStatus, OperatorRecords, ShareResult
-from fractune.text.figure import save_figure
-from fractune.text.rendering import Column, Table
+from fractune.text.rendering import Column, Table, save_figure
 from fractune.text.text import disturbed_notes, factor_text, launch_notes, marked_time
 from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.roofline import is_launch_bound

@@ -12,8 +12,7 @@ from fractune.server.job_status import JobStatus, operator_records
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.session import PathText, PlaceOptions, finished_job
-from fractune.text.figure import Drawable
-from fractune.text.rendering import Table
+from fractune.text.rendering import Drawable, Table
 from fractune_core.codec.messages import from_lists
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobSpec, LogOptions

@@ -14,8 +14,7 @@ from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.session import PlaceOptions, finished_job, session
-from fractune.text.figure import Drawable
-from fractune.text.rendering import Table
+from fractune.text.rendering import Drawable, Table
 from fractune.text.text import parse_rate_per_s, parse_time_s
 from fractune_core.analysis.model_times import MeasuredPair
 from fractune_core.codec.messages import from_proto

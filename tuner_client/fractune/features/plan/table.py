@@ -5,8 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from fractune.text.figure import save_figure
-from fractune.text.rendering import Column, Table
+from fractune.text.rendering import Column, Table, save_figure
 from fractune.text.text import percent_text, time_text
 from fractune.text.toml_table import TableReader
 from fractune_core.errors import BadBundle, BadRequest

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from fractune.dashboard.views import fitting
+from fractune.dashboard.views import planning
 from fractune.features.fit.fit import fit_of_job
 from fractune_core.analysis import limit_fitting
 from fractune_core.codec.messages import to_proto
@@ -33,4 +33,4 @@ def searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
         _FOUND.append((given, fit_of_job(*given)))
         return _FOUND[-1][1]
 
-    monkeypatch.setattr(fitting, "fit_of_job", once)
+    monkeypatch.setattr(planning, "fit_of_job", once)

@@ -13,7 +13,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from fractune.dashboard.views import fitting
+from fractune.dashboard.views import planning
 from fractune.local.noise_file import NOISE_FILE, advice_for, save_noise
 from fractune.server.job_status import OfferedShare
 from fractune_core.analysis.model_times import PairedModel
@@ -256,14 +256,14 @@ def test_costly_pages_are_not_for_pages_of_other_sites(pages: Pages) -> None:
 
 
 def test_one_form_is_computed_at_a_time(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go, find = threading.Event(), threading.Event(), fitting.find_limits
+    begun, go, find = threading.Event(), threading.Event(), planning.find_limits
 
     def wait(*given: Any) -> Any:
         begun.set()
         assert go.wait(30)
         return find(*given)
 
-    monkeypatch.setattr(fitting, "find_limits", wait)
+    monkeypatch.setattr(planning, "find_limits", wait)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(pages.page, FIT)
         assert begun.wait(30)

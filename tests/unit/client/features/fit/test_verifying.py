@@ -16,9 +16,18 @@ import pytest
 import fractune
 from fractune.cli import main
 from fractune.errors import ShareUnavailable
-from fractune.features.fit import fit as fitting, verifying
-from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, Measured
-from fractune.features.fit.verifying import REQUESTS, BehindServer, Verified, check_limits, verify, verify_behind
+from fractune.features.fit import fit as fitting, measuring
+from fractune.features.fit.measuring import (
+    FRACTUNE,
+    ONNX_RUNTIME,
+    REQUESTS,
+    BehindServer,
+    Measured,
+    Verified,
+    check_limits,
+    verify,
+    verify_behind,
+)
 from fractune.local import model_server
 from fractune_core.analysis.limit_fitting import Alternative, Goal
 from fractune_core.analysis.limit_prediction import predict
@@ -49,16 +58,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         yield call
 
-    monkeypatch.setattr(verifying, "timing_process", timing_process)
-    monkeypatch.setattr(verifying, "check_limits", lambda: None)
+    monkeypatch.setattr(measuring, "timing_process", timing_process)
+    monkeypatch.setattr(measuring, "check_limits", lambda: None)
     return seen
 
 
 @pytest.fixture
 def unsimulated(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """As `served`, where the simulation of these requests, which takes a second, says nothing."""
-    monkeypatch.setattr(verifying, "p99_spread", lambda *_, **__: (0.9, 1.1))
-    monkeypatch.setattr(verifying, "_RUNS", 1)
+    monkeypatch.setattr(measuring, "p99_spread", lambda *_, **__: (0.9, 1.1))
+    monkeypatch.setattr(measuring, "_RUNS", 1)
     return served
 
 

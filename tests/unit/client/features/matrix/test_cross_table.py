@@ -21,7 +21,7 @@ from fractune.features.matrix.cross_table import (
     table_json,
 )
 from fractune.server.job_status import job_status, operator_records
-from fractune.text.figure import check_picture
+from fractune.text.rendering import check_picture
 from fractune_core.analysis.slowdown_ci import Slowdown
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadRequest

@@ -24,8 +24,8 @@ from fractune.features.pair.pair import DEFAULT_ROUNDS, PairResult, pair as meas
 from fractune.features.plan.plan import plan as make_plan
 from fractune.local.model_server import SERVERS
 from fractune.sessions.session import session
-from fractune.text.figure import check_picture
 from fractune.text.output_files import as_cell, check_writable, replacing
+from fractune.text.rendering import check_picture
 from fractune.text.text import span_text
 from fractune_core.errors import BadRequest
 

@@ -30,8 +30,8 @@ from fractune.models.open_sizes import settled
 from fractune.models.source import check_model_file, is_model_script, model_file
 from fractune.server.rpc import RpcClient
 from fractune.sessions.session import server_session
-from fractune.text.figure import check_picture
 from fractune.text.output_files import write_new
+from fractune.text.rendering import check_picture
 from fractune.text.toml_table import Value
 from fractune_core.errors import BadModel, BadRequest, one_line, shortened
 from fractune_core.files.bundles import SUFFIX, Bundle
