@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fractune_core import records
 from fractune_core.analysis.noise import (
     DEFAULT_MARGIN,
     NoiseAdvice,
@@ -24,15 +25,6 @@ from fractune_core.analysis.noise import (
     tie_width,
 )
 from fractune_core.errors import FractuneError
-from fractune_core.records import (
-    FIRST_POLICY,
-    TRIAL_POLICY,
-    VALIDATION_POLICY,
-    Disturbance,
-    Status,
-    TimingPolicy,
-    total,
-)
 from fractune_workers.measuring.session import Outcome
 
 
@@ -40,7 +32,7 @@ from fractune_workers.measuring.session import Outcome
 class Setting:
     """A way to time candidates."""
 
-    policy: TimingPolicy | None
+    policy: records.TimingPolicy | None
     """None = raced, as a search does it"""
     measurers: int = 1
     """at the same time, each with its part of the candidates"""
@@ -66,20 +58,20 @@ class Pass:
     """of the anchor beside each candidate; one that is absent was not timed"""
 
     @property
-    def disturbances(self) -> list[Disturbance]:
+    def disturbances(self) -> list[records.Disturbance]:
         return [each.disturbance for each in self.outcomes.values() if each.disturbance]
 
     @property
     def times(self) -> dict[str, float]:
-        return {name: each.median_s for name, each in self.outcomes.items() if each.status is Status.OK}
+        return {name: each.median_s for name, each in self.outcomes.items() if each.status is records.Status.OK}
 
     @property
     def failures(self) -> int:
         return len(self.outcomes) - len(self.times)
 
 
-REFERENCE = Setting(VALIDATION_POLICY.undivided())
-FIRST = Setting(FIRST_POLICY)
+REFERENCE = Setting(records.VALIDATION_POLICY.undivided())
+FIRST = Setting(records.FIRST_POLICY)
 RACE = Setting(None)
 Passes = Mapping[Setting, Sequence[Pass]]
 
@@ -116,14 +108,18 @@ def report(passes: Passes, own_cores: Mapping[int, bool], notes: Sequence[str] =
 
 def _advice(reference: Mapping[str, float], passes: Passes, scores: Mapping[Setting, Score]) -> NoiseAdvice:
     """A reference that does not agree with itself cannot vouch for others: then the careful advice."""
-    quiet = {each.measurers: score for each, score in scores.items() if each.policy == TRIAL_POLICY and not each.builds}
+    quiet = {
+        each.measurers: score
+        for each, score in scores.items()
+        if each.policy == records.TRIAL_POLICY and not each.builds
+    }
     judges = scores[REFERENCE].is_good
     measurers = measurers_at_once(quiet) if judges else 1
     margin = racing_margin(reference, [each.times for each in passes[FIRST]])
     return NoiseAdvice(
         measurers=measurers,
         margin=margin if judges else max(margin, DEFAULT_MARGIN),
-        builds_beside=judges and scores[Setting(TRIAL_POLICY, measurers, builds=True)].is_good,
+        builds_beside=judges and scores[Setting(records.TRIAL_POLICY, measurers, builds=True)].is_good,
         tau=quiet[measurers].tau,
         regret=quiet[measurers].regret,
         measured_at=time.time(),
@@ -153,7 +149,7 @@ def _scored(setting: Setting, timed: Sequence[Pass], judged: Score, own_cores: M
 def _disturbed(timed: Sequence[Pass]) -> dict[str, Any]:
     """The counts beside a setting, and the rank correlation of each cause with the times."""
     seen = [disturbance for each in timed for disturbance in each.disturbances]
-    whole = total(seen)
+    whole = records.total(seen)
     return {
         "lost": whole.lost if whole else None,
         "causes": mean_of_causes(seen),

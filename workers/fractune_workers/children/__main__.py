@@ -20,12 +20,7 @@ from fractune_core.host.sandbox import Sandbox
 from fractune_core.host.syscall_filter import allow_measuring_only, refuse_to_write_files
 from fractune_workers.child.errors import ChildDied, LimitMet, memory_met_by
 from fractune_workers.child.messages import decode, encode
-from fractune_workers.children.tvm_api.keep_out import (
-    backends_kept_out,
-    functions_listed_once,
-    keep_shape_inference_out,
-    keep_torch_out,
-)
+from fractune_workers.children.tvm_api import keep_out
 from fractune_workers.scratch_dir import own_temporary_files, use_for_temporary_files
 
 _WRITERS = tuple(f"fractune_workers.children.{room}." for room in ("building", "compiling", "importing", "searching"))
@@ -83,14 +78,14 @@ def _open_and_serve(link: Connection) -> None:
     enters_itself = sys.argv[4] in _CONFINED
     if not enters_itself:
         enter_sandbox()
-    keep_torch_out()
-    keep_shape_inference_out()
+    keep_out.keep_torch_out()
+    keep_out.keep_shape_inference_out()
     gc.disable()  # nothing of what is imported is garbage, and to look takes a tenth of the time that TVM takes
     try:
         with contextlib.ExitStack() as importing:
             if sys.argv[4].startswith(_USERS_OF_TVM):
-                importing.enter_context(functions_listed_once())
-                importing.enter_context(backends_kept_out())
+                importing.enter_context(keep_out.functions_listed_once())
+                importing.enter_context(keep_out.backends_kept_out())
             open_child = importlib.import_module(sys.argv[4]).open_child
             methods: Methods = open_child(sys.argv[5:], *([enter_sandbox] if enters_itself else []))
     except Exception as error:  # noqa: BLE001  the parent must learn of any error

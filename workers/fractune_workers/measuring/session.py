@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from fractune_core import records
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.plain_json import from_json
@@ -31,19 +32,6 @@ from fractune_core.errors import FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet.messages import MeasureWork, work_record
 from fractune_core.operators import DIRECT, implementation_of
-from fractune_core.records import (
-    FIRST_POLICY,
-    TRIAL_POLICY,
-    VALIDATION_POLICY,
-    WARM,
-    ArtifactItem,
-    Disturbance,
-    Status,
-    TimingPolicy,
-    TuningRecord,
-    total,
-    with_cache,
-)
 from fractune_core.served import TRIES
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_workers.child import Child
@@ -86,7 +74,7 @@ _VARIANT_S, _VARIANT_RUNS = 12.0, 30.0
 take on a busy machine"""
 _MODEL_REPEATS = 11
 """Enough for an interval of a table that compares 50 pairs of variants"""
-_RUNGS = (FIRST_POLICY, TRIAL_POLICY)
+_RUNGS = (records.FIRST_POLICY, records.TRIAL_POLICY)
 
 _T = TypeVar("_T")
 
@@ -111,14 +99,14 @@ class TimeOver(FractuneError):
 class Outcome:
     """The result of one measurement."""
 
-    status: Status
+    status: records.Status
     cause: str = ""
     run_secs: tuple[float, ...] = ()
-    policy: TimingPolicy = FIRST_POLICY
+    policy: records.TimingPolicy = records.FIRST_POLICY
     cpu_secs: float | None = None
     """CPU time of all threads in one call; None = not measured"""
     max_error: float | None = None
-    disturbance: Disturbance | None = None
+    disturbance: records.Disturbance | None = None
     """of its timing, together with all candidates that were timed interleaved with it; None = not known"""
 
     @property
@@ -132,8 +120,10 @@ class Outcome:
         if isinstance(error, Quarantined):
             return cls(error.status, str(error))
         if isinstance(error, ChildDied):
-            return cls(Status.CRASHED, str(error))
-        return cls(Status.RUN_TIMEOUT if isinstance(error, ChildTimeout) else Status.RUN_FAILED, str(error))
+            return cls(records.Status.CRASHED, str(error))
+        return cls(
+            records.Status.RUN_TIMEOUT if isinstance(error, ChildTimeout) else records.Status.RUN_FAILED, str(error)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,9 +159,9 @@ class ArtifactBatch:
     def implementation(self, candidate: str) -> str:
         return self.implementations.get(candidate, DIRECT)
 
-    def repeated(self, policy: TimingPolicy) -> TimingPolicy:
+    def repeated(self, policy: records.TimingPolicy) -> records.TimingPolicy:
         """The policy with this batch's length of repeats."""
-        if self.repeat_ms is None or policy.cache != WARM:
+        if self.repeat_ms is None or policy.cache != records.WARM:
             return policy
         return replace(policy, min_repeat_ms=self.repeat_ms)
 
@@ -192,14 +182,14 @@ class MeasurementSession:
         cores: Sequence[int],
         margin: float = DEFAULT_MARGIN,
         lock_dir: Path | None = None,
-        cache: str = WARM,
+        cache: str = records.WARM,
         limits: MeasurerLimits = NO_FILES,
         packed: Path | None = None,
     ) -> None:
         self._share = str(share)
         self._margin = margin
-        self._rungs = [with_cache(policy, cache) for policy in _RUNGS]
-        self.validation_policy = with_cache(VALIDATION_POLICY, cache)
+        self._rungs = [records.with_cache(policy, cache) for policy in _RUNGS]
+        self.validation_policy = records.with_cache(records.VALIDATION_POLICY, cache)
         """how finalists are timed"""
         LimitCgroups().remove_dead()
         self._confinement = confinement_for(share, cores)
@@ -325,7 +315,7 @@ class MeasurementSession:
             best_s = min(best_s, outcomes[name].median_s)
         return outcomes
 
-    def timed(self, batch: ArtifactBatch, policy: TimingPolicy) -> dict[str, Outcome]:
+    def timed(self, batch: ArtifactBatch, policy: records.TimingPolicy) -> dict[str, Outcome]:
         """Time every candidate under `policy`, one after the other."""
         return {name: self._race(batch, name, [policy], math.inf) for name in batch.codes}
 
@@ -374,7 +364,7 @@ class MeasurementSession:
         """Have the child prepared again before it runs anything of a batch."""
         self._prepared = (0, None)
 
-    def _race(self, batch: ArtifactBatch, name: str, rungs: Sequence[TimingPolicy], bar_s: float) -> Outcome:
+    def _race(self, batch: ArtifactBatch, name: str, rungs: Sequence[records.TimingPolicy], bar_s: float) -> Outcome:
         code = batch.codes[name]
         options = {
             "policies": [policy.to_json() for policy in rungs],
@@ -386,7 +376,7 @@ class MeasurementSession:
             answer = self.run([code], batch, raced)
         except CHILD_ERRORS as error:
             return Outcome.of(error)
-        return from_json(Outcome, {"status": Status.OK, **answer})
+        return from_json(Outcome, {"status": records.Status.OK, **answer})
 
     def _preparation(self, batch: ArtifactBatch | None = None) -> Preparation:
         return Preparation(partial(self.is_prepared, batch), partial(self._prepare, batch))
@@ -411,12 +401,12 @@ def _folders_of_all() -> dict[str, str]:
 def measured_record(
     session: MeasurementSession,
     work: MeasureWork,
-    item: ArtifactItem,
+    item: records.ArtifactItem,
     measured: Outcome | None,
     conditions: Conditions,
     co_runners: int,
     worker: str,
-) -> TuningRecord:
+) -> records.TuningRecord:
     """The record of a candidate of `work`. `measured`: None for what could not be built."""
     outcome = measured or Outcome(item.status, item.cause)
     device, granted = (session.device_info[name] for name in ("device", "granted"))
@@ -504,5 +494,5 @@ def measure_stable(
 
 def _lost(outcomes: Mapping[str, Outcome]) -> float:
     # Candidates that were timed interleaved share their time: counted together, the part stays the same.
-    disturbance = total(outcome.disturbance for outcome in outcomes.values())
+    disturbance = records.total(outcome.disturbance for outcome in outcomes.values())
     return 0.0 if disturbance is None else disturbance.lost

@@ -16,16 +16,8 @@ from fractune_core import tracing
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.analysis.roofline import Roof
 from fractune_core.errors import FractuneError
+from fractune_core.fleet import messages
 from fractune_core.fleet.blobs import get_signed_file
-from fractune_core.fleet.messages import (
-    Measured,
-    MeasureWork,
-    ModelTimed,
-    RoofMeasured,
-    TimeModelWork,
-    WorkerInfo,
-    trial_of,
-)
 from fractune_core.fleet.redis_names import SERVER_STREAM, artifact_blob, bundle_blob, measure_queue
 from fractune_core.fleet.redis_state import FAULT_EPOCHS, REMEASURED
 from fractune_core.names import DEFAULT_TENANT
@@ -96,7 +88,7 @@ class Measurer(Role):
     def queue(self) -> str:
         return measure_queue(self._device.key, str(self._share))
 
-    def describe(self, info: WorkerInfo) -> WorkerInfo:
+    def describe(self, info: messages.WorkerInfo) -> messages.WorkerInfo:
         target, versions = (self._session.device_info[name] for name in ("target", "versions"))
         share, device, granted = str(self._share), self._device, self._granted
         return replace(info, share=share, device=device, granted=granted, target=target, versions=versions)
@@ -114,7 +106,7 @@ class Measurer(Role):
             self._audit.close()
         self._session.stop()
 
-    def handle(self, work: MeasureWork | TimeModelWork) -> None:
+    def handle(self, work: messages.MeasureWork | messages.TimeModelWork) -> None:
         epochs_before = self._session.fault_epochs
         self._session.serve(work.tenant)
         try:
@@ -125,7 +117,7 @@ class Measurer(Role):
         finally:
             self._context.counts.add(FAULT_EPOCHS, count=self._session.fault_epochs - epochs_before)
 
-    def _measure(self, work: MeasureWork) -> None:
+    def _measure(self, work: messages.MeasureWork) -> None:
         transaction = self._context.transaction(work)
         batch = self._batch(work)
         operator = (work.round.operator.workload_hash, work.round.operator.target_key)
@@ -150,7 +142,7 @@ class Measurer(Role):
             for item in work.candidates
         ]
         if work.round.validates and is_validation:
-            trials = [trial_of(work, record) for record in records if record.trace != UNTUNED]
+            trials = [messages.trial_of(work, record) for record in records if record.trace != UNTUNED]
             # The trials come last, because they end the round. A candidate that was not built cannot be a finalist.
             records = [*(record for record in records if record.candidate_id in batch.codes), *trials]
         transaction.events(work.reply, (_measured(work, record) for record in records))
@@ -183,8 +175,10 @@ class Measurer(Role):
         before, self._highest_roof = self._highest_roof, self._highest_roof.raised_to(found)
         return None if self._highest_roof == before else self._highest_roof
 
-    def _roof_measured(self, work: MeasureWork, roof: Roof) -> RoofMeasured:
-        return RoofMeasured(job=work.job, device_key=self._device.key, share_key=self._granted.key, roof=roof.to_json())
+    def _roof_measured(self, work: messages.MeasureWork, roof: Roof) -> messages.RoofMeasured:
+        return messages.RoofMeasured(
+            job=work.job, device_key=self._device.key, share_key=self._granted.key, roof=roof.to_json()
+        )
 
     def _slot(self, *, alone: bool) -> AbstractContextManager[MeasurementSlot]:
         """Wait until this measurement may run; `alone`: no other runs on the GPU. Its cores are always its own.
@@ -196,7 +190,7 @@ class Measurer(Role):
             return locks.measuring(cores)
         return locks.measuring_on(self._turns, ALONE if alone else claim_of(self._granted), cores)
 
-    def _batch(self, work: MeasureWork) -> ArtifactBatch:
+    def _batch(self, work: messages.MeasureWork) -> ArtifactBatch:
         """The artifacts that were built, their signatures checked. Raises NotFound or Unsigned."""
         codes = {
             item.candidate: self._context.signed_blob(artifact_blob(work.round.id, item.candidate))
@@ -207,7 +201,7 @@ class Measurer(Role):
         of = work.round.operator.workload_hash
         return ArtifactBatch.of(of, work.args_info, codes, traces, work.round.repeat_ms)
 
-    def _time_model(self, work: TimeModelWork) -> None:
+    def _time_model(self, work: messages.TimeModelWork) -> None:
         transaction = self._context.transaction(work)
         path = self._bundles_dir / "timed.fractune"
         try:
@@ -219,12 +213,12 @@ class Measurer(Role):
             message = f"the compiled model could not be timed at {work.share}: {error}"
             transaction.event(SERVER_STREAM, transaction.failure("JobFailed", message))
         else:
-            timed = ModelTimed(job=work.job, share=str(self._share), granted=self._granted, **answer)
+            timed = messages.ModelTimed(job=work.job, share=str(self._share), granted=self._granted, **answer)
             transaction.event(SERVER_STREAM, timed)
         finally:
             path.unlink(missing_ok=True)
         transaction.send()
 
 
-def _measured(work: MeasureWork, record: TuningRecord) -> Measured:
-    return Measured(job=work.job, round_id=work.round.id, record=record, traceparent=tracing.current(work.job))
+def _measured(work: messages.MeasureWork, record: TuningRecord) -> messages.Measured:
+    return messages.Measured(job=work.job, round_id=work.round.id, record=record, traceparent=tracing.current(work.job))

@@ -21,19 +21,8 @@ from fractune_core.operators import DIRECT, TRITON, check_operator, implementati
 from fractune_core.records import UNTUNED
 from fractune_core.targets import capability, runs_on
 from fractune_core.tir.canonical import WHOLE_NUMBERS
-from fractune_workers.children.compiling import signature
+from fractune_workers.children.compiling import implementations, signature
 from fractune_workers.children.compiling.cache_in_place import described_caches
-from fractune_workers.children.compiling.implementations import (
-    Chain,
-    calls_of,
-    chains_of,
-    hashes_of,
-    implementations_of,
-    names_outside,
-    with_attention,
-    with_implementations,
-    workloads_of,
-)
 from fractune_workers.children.compiling.variants import compile_variants, with_graphs
 from fractune_workers.children.compiling.weights import LiftedWeights, PackedWeights
 from fractune_workers.children.fusing.fuse import prepare_variants
@@ -78,7 +67,7 @@ class _Prepared:
     """workload hashes of the operators, by direct hash"""
     called: list[str]
     """direct hashes of the operators, call by call"""
-    chains: list[Chain]
+    chains: list[implementations.Chain]
     """calls that compute attention, for which there may be one function"""
     names: signature.Names
     metadata: dict[str, Any]
@@ -103,19 +92,19 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
     with named(Path(path).name):
         operators = extract(direct, target)
     workloads = {operator.workload_hash: {DIRECT: read_workload(operator.workload_json)} for operator in operators}
-    called = hashes_of(direct)
+    called = implementations.hashes_of(direct)
     recurrences = {each.workload_hash: each.recurrence for each in operators if each.recurrence is not None}
     others = {}
     for name in _others(target, operators, workloads):
         other = with_marks(direct) if name == TRITON else _module(loaded, target, name)[0]
-        found = implementations_of(direct, other, called)
+        found = implementations.implementations_of(direct, other, called)
         if found:
             others[name] = other
         for own, workload in found.items():
             if own in workloads:
                 workloads[own][name] = workload
-    chains = chains_of(direct) if _has_triton(target) else []
-    for number, (own, by_name) in enumerate((workloads_of(chains) if chains else {}).items()):
+    chains = implementations.chains_of(direct) if _has_triton(target) else []
+    for number, (own, by_name) in enumerate((implementations.workloads_of(chains) if chains else {}).items()):
         operators.append(described(f"attention{number or ''}", 0, by_name[DIRECT].mod))
         workloads[own] = by_name
     hashes = {own: workload_hash(write_workloads(by_name)) for own, by_name in workloads.items()}
@@ -289,7 +278,7 @@ def _kernels(mod: Any, operators: Sequence[str | None]) -> dict[str, str]:
     """The workload hashes of a variant's kernels by name, for the operators that the model calls, call by call. Empty
     for other calls than those, as with attention in one kernel.
     """
-    calls = calls_of(mod)
+    calls = implementations.calls_of(mod)
     if len(calls) != len(operators):
         return {}
     names = (str(call.args[0].name_hint) for call in calls)
@@ -308,12 +297,12 @@ def _mixed(prepared: _Prepared, texts: dict[str, str]) -> Any:
     }
     mixed = prepared.direct
     if chosen:
-        mixed = with_implementations(mixed, prepared.others, chosen, prepared.called)
+        mixed = implementations.with_implementations(mixed, prepared.others, chosen, prepared.called)
     tilings = {of: Tiling.named(implementation_of(texts.get(own, "")), of) for own, of in prepared.recurrences.items()}
-    return with_attention(with_tilings(mixed, tilings.get), _chosen_chains(prepared, texts))
+    return implementations.with_attention(with_tilings(mixed, tilings.get), _chosen_chains(prepared, texts))
 
 
-def _chosen_chains(prepared: _Prepared, texts: dict[str, str]) -> list[Chain]:
+def _chosen_chains(prepared: _Prepared, texts: dict[str, str]) -> list[implementations.Chain]:
     """The attention that is computed by one function."""
     return [chain for chain in prepared.chains if implementation_of(texts.get(chain.direct_hash, "")) == TRITON]
 
@@ -323,7 +312,11 @@ def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Workload, str
     Raises FractuneError for an operator, or an implementation, that this model lacks.
     """
     chains = _chosen_chains(prepared, texts)
-    called = {*names_outside(prepared.direct, chains), *(each.direct_hash for each in chains)} if chains else texts
+    called = (
+        {*implementations.names_outside(prepared.direct, chains), *(each.direct_hash for each in chains)}
+        if chains
+        else texts
+    )
     found = {}
     for name, text in texts.items():
         of = prepared.recurrences.get(name)

@@ -18,13 +18,7 @@ from tvm_ffi import structural_equal
 
 from fractune_core.operators import DIRECT, TRITON
 from fractune_workers.children.importing.passes import direct_hash
-from fractune_workers.children.rewriting.expressions import (
-    called_functions,
-    has_fixed_shapes,
-    is_constant,
-    operator_of,
-    shape_of,
-)
+from fractune_workers.children.rewriting import expressions
 from fractune_workers.children.triton_kernels.attention.recognition import attention_of
 from fractune_workers.children.triton_kernels.sources import alternative, marked
 from fractune_workers.children.triton_kernels.sums import Unfit
@@ -57,7 +51,7 @@ def with_implementations(
     theirs = {name: calls_of(other) for name, other in others.items()}
     names = [chosen.get(name, "") for name in called]
     mixer = _Mixer(direct, ((others[name], theirs[name][at]) if name else None for at, name in enumerate(names)))
-    for name in called_functions(direct):
+    for name in expressions.called_functions(direct):
         mixer.builder_.update_func(name, mixer.visit_expr(direct[name]))
     return mixer.builder_.get()
 
@@ -65,7 +59,7 @@ def with_implementations(
 def calls_of(mod: tvm.IRModule) -> list[Any]:
     """The calls of operators in the functions of a prepared module, in their order."""
     collector = _Collector()
-    for name in called_functions(mod):
+    for name in expressions.called_functions(mod):
         collector.visit_expr(mod[name])
     return collector.calls
 
@@ -91,7 +85,7 @@ class _Collector(PyExprVisitor):
         self.calls: list[Any] = []
 
     def visit_call_(self, op: Any) -> None:
-        if operator_of(op) == _CALL:
+        if expressions.operator_of(op) == _CALL:
             self.calls.append(op)
 
 
@@ -105,7 +99,7 @@ class _Mixer(PyExprMutator):
 
     def visit_call_(self, op: Any) -> Any:
         visited = super().visit_call_(op)
-        other = next(self._others) if operator_of(op) == _CALL else None
+        other = next(self._others) if expressions.operator_of(op) == _CALL else None
         if other is None:
             return visited
         mod, call = other
@@ -116,7 +110,7 @@ class _Mixer(PyExprMutator):
 
 def _operand(own: Any, other: Any) -> Any:
     """Weights in another layout come from the other module; every other operand stays."""
-    return other if is_constant(other) and shape_of(other) != shape_of(own) else own
+    return other if expressions.is_constant(other) and expressions.shape_of(other) != expressions.shape_of(own) else own
 
 
 _NAME = "attention"
@@ -160,7 +154,7 @@ def with_attention(mod: tvm.IRModule, chains: Sequence[Chain]) -> tvm.IRModule:
     if not chains:
         return mod
     replacer = _Replacer(mod, {chain.calls[-1]: chain for chain in chains})
-    for name in called_functions(mod):
+    for name in expressions.called_functions(mod):
         replacer.builder_.update_func(name, replacer.visit_expr(mod[name]))
     without_the_others: tvm.IRModule = relax.transform.DeadCodeElimination()(replacer.builder_.get())
     return without_the_others
@@ -182,7 +176,7 @@ class _UsesCollector(PyExprVisitor):
         self.uses: Counter[Any] = Counter()
 
     def visit_var_binding_(self, binding: Any) -> None:
-        if operator_of(binding.value) == _CALL:
+        if expressions.operator_of(binding.value) == _CALL:
             self.calls.append((binding.var, binding.value))
         self.visit_expr(binding.value)
 
@@ -196,7 +190,7 @@ class _UsesCollector(PyExprVisitor):
 class _Finder:
     def __init__(self, mod: tvm.IRModule) -> None:
         collector = _UsesCollector()
-        for name in called_functions(mod):
+        for name in expressions.called_functions(mod):
             collector.visit_expr(mod[name])
         self._mod = mod
         self._calls, self._uses = collector.calls, collector.uses
@@ -280,7 +274,7 @@ class _Finder:
     def _is_plain(self, at: int) -> bool:
         """Whether a call has one result, and sizes that are known."""
         var, call = self._calls[at]
-        return len(call.args) == _PLAIN and isinstance(var.ty, relax.TensorType) and has_fixed_shapes(call)
+        return len(call.args) == _PLAIN and isinstance(var.ty, relax.TensorType) and expressions.has_fixed_shapes(call)
 
     def _is_softmax(self, at: int) -> bool:
         """Whether a function begins with the largest number of a row, and what follows is for `attention_of`."""
@@ -316,7 +310,7 @@ class _Replacer(PyExprMutator):
 
     def visit_call_(self, op: Any) -> Any:
         visited = super().visit_call_(op)
-        if operator_of(op) != _CALL:
+        if expressions.operator_of(op) != _CALL:
             return visited
         self._calls.append(visited)
         chain = self._chains.get(len(self._calls) - 1)

@@ -18,14 +18,8 @@ from tvm_ffi import StructuralKey
 from fractune_core.errors import FractuneError
 from fractune_core.host import limits
 from fractune_workers.child.errors import cpu_met, memory_met
+from fractune_workers.children.building import cuda
 from fractune_workers.children.building.child import Fork, ForkDied
-from fractune_workers.children.building.cuda import (
-    build_parts,
-    device_object,
-    packed,
-    scheduled_by_default,
-    with_identifiers,
-)
 from fractune_workers.children.building.embed_cubin import merged
 from fractune_workers.children.building.triton_archive import build_triton_parts, with_room_for_partials
 from fractune_workers.children.compiling.arena import in_arena, with_parameters
@@ -253,7 +247,7 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
         _check_applied(_scheduled(mod) - scheduled_before, len(schedules))
         mod = with_function_of_last_token(mod)
         if for_gpu:
-            mod = with_identifiers(scheduled_by_default(mod, target))
+            mod = cuda.with_identifiers(cuda.scheduled_by_default(mod, target))
         mod = parts_in_place(tvm.transform.Sequential(pipeline.dataflow_lower_passes(target))(mod))
         if for_gpu:
             mod = with_planned_workspaces(mod, target)
@@ -299,7 +293,7 @@ def _compile(part: Any, target: Any) -> dict[str, bytes]:
     if not all(isinstance(each, PrimFunc) for each in functions):
         library = tvm.relax.build(part, target=target, relax_pipeline=None).mod
         if for_gpu:
-            return {_PACK: packed(library)}
+            return {_PACK: cuda.packed(library)}
         pack = tvm.get_global_func("runtime.ModulePackImportsToLLVM")
         return {_BYTECODE: written(pack(library, False, str(target), ""))}  # noqa: FBT003  TVM's order
     for each in functions:
@@ -307,7 +301,7 @@ def _compile(part: Any, target: Any) -> dict[str, bytes]:
             host, device = build_triton_parts(each, str(each.attrs["global_symbol"]), target, decisions)
             return {_KERNEL: host, _PACK: device}
     if for_gpu and not any(_OF_HOST in each.attrs for each in functions):
-        host, device = build_parts(part, target, compiler_for(target))
+        host, device = cuda.build_parts(part, target, compiler_for(target))
         return {_KERNEL: host, _PACK: device}
     return {_KERNEL: object_of(part, target)}
 
@@ -316,7 +310,7 @@ def _one_device_object(objects: dict[str, bytes], target: Any) -> dict[str, byte
     """The object files of a variant for a GPU, with one in the place of its packs: a library carries one."""
     packs = [made for name, made in objects.items() if name.endswith(_PACK)]
     others = {name: made for name, made in objects.items() if not name.endswith(_PACK)}
-    return {**others, _DEVICE: device_object(merged(packs), target)}
+    return {**others, _DEVICE: cuda.device_object(merged(packs), target)}
 
 
 def _scheduled(mod: Any) -> int:

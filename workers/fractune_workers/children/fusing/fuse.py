@@ -17,23 +17,10 @@ from tvm import relax, s_tir, te, tirx, topi
 from tvm.ir import Range, TensorLoad, TensorRegion
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.fusing.difference import (
-    CALL,
-    binding_text,
-    first_difference,
-    first_onnx_difference,
-    same_function,
-)
+from fractune_workers.children.fusing import difference
 from fractune_workers.children.importing.model_file import Variants
 from fractune_workers.children.importing.passes import prepare
-from fractune_workers.children.rewriting.expressions import (
-    bindings_of,
-    has_fixed_shapes,
-    is_constant,
-    operator_of,
-    shape_of,
-    used_once,
-)
+from fractune_workers.children.rewriting import expressions
 
 _ROOT = "root"
 _INDEX = "int64"
@@ -196,7 +183,7 @@ def prepare_variants(loaded: Variants, target: tvm.target.Target, implementation
     """
     modules = [prepare(module, target, implementation) for module in loaded.modules]
     for number in range(1, len(modules)):
-        clause = first_difference(modules[0], modules[number])
+        clause = difference.first_difference(modules[0], modules[number])
         if clause:
             raise BadModel(_refusal(loaded, number, clause))
     return fused(modules, loaded.places)
@@ -204,7 +191,7 @@ def prepare_variants(loaded: Variants, target: tvm.target.Target, implementation
 
 def _refusal(loaded: Variants, number: int, clause: str) -> str:
     """In the words of the model's file where that shows the difference; simplifying may have made it, too."""
-    shown = first_onnx_difference(loaded.files[0], loaded.files[number]) or f"when simplified, {clause}"
+    shown = difference.first_onnx_difference(loaded.files[0], loaded.files[number]) or f"when simplified, {clause}"
     return (
         f"'{loaded.names[number]}' is not built as '{loaded.names[0]}' is: {shown}; variants of one model differ in "
         "their weights alone"
@@ -228,10 +215,11 @@ class _Fuser:
         """by the tensors of the variants: their constant"""
         self._widened: dict[Any, Any] = {}
         """by a function's variable in the first variant: the function over all slots, or None"""
-        self._parts = used_once(variants[0]["main"]) & {
+        self._parts = expressions.used_once(variants[0]["main"]) & {
             binding.var
-            for binding in bindings_of(variants[0]["main"])
-            if operator_of(binding.value) == CALL and isinstance(binding.var.ty, relax.TensorType)
+            for binding in expressions.bindings_of(variants[0]["main"])
+            if expressions.operator_of(binding.value) == difference.CALL
+            and isinstance(binding.var.ty, relax.TensorType)
         }
         self._slices: dict[tuple[Any, int], Any] = {}
         self._apart: list[str] = []
@@ -243,7 +231,9 @@ class _Fuser:
         attrs = {str(name): value for name, value in main.attrs.items()} if main.attrs else None
         with self._builder.function("main", params, attrs=attrs):
             with self._builder.dataflow():
-                for bindings in zip(*(bindings_of(variant["main"]) for variant in self._variants), strict=True):
+                for bindings in zip(
+                    *(expressions.bindings_of(variant["main"]) for variant in self._variants), strict=True
+                ):
                     self._whole[bindings[0].var] = self._builder.emit(self._value(bindings))
                 bodies = [variant["main"].body.body for variant in self._variants]
                 out = self._builder.emit_output(self._all_slots(bodies))
@@ -258,14 +248,14 @@ class _Fuser:
             raise BadModel(f"cannot be fused: it branches, or checks a shape, at '{bindings[0].var.name}'")
         if not isinstance(call, relax.Call):
             return self._all_slots(values)
-        if not has_fixed_shapes(call):
+        if not expressions.has_fixed_shapes(call):
             raise BadModel(
-                f"cannot be fused: the shape of what '{binding_text(bindings[0])}' gives depends on its data"
+                f"cannot be fused: the shape of what '{difference.binding_text(bindings[0])}' gives depends on its data"
             )
-        rule = _RULES.get(operator_of(call))
+        rule = _RULES.get(expressions.operator_of(call))
         whole = rule(self, values) if rule else None
         if whole is None:
-            self._apart.append(binding_text(bindings[0]))
+            self._apart.append(difference.binding_text(bindings[0]))
             whole = self._called_apart(values)
         return whole
 
@@ -274,7 +264,7 @@ class _Fuser:
         first = values[0]
         if isinstance(first, relax.Var):
             return self._whole[first]
-        if is_constant(first):
+        if expressions.is_constant(first):
             key = tuple(value.value for value in values)
             if key not in self._stacked:
                 numbers = [value.value.numpy() for value in values]
@@ -308,14 +298,14 @@ class _Fuser:
     def reshape(self, calls: Sequence[Any]) -> Any:
         """A view of the whole."""
         data = self._all_slots([call.args[0] for call in calls])
-        return relax.op.reshape(data, [len(self._places), *shape_of(calls[0])])
+        return relax.op.reshape(data, [len(self._places), *expressions.shape_of(calls[0])])
 
     def concat(self, calls: Sequence[Any]) -> Any | None:
         """A concatenation along the same axis, which moves one place inwards. It stays a call of Relax where its parts
         are computed for it alone: each part can then be computed in its place, in one slice for each slot
         (`rewriting/concats.py`).
         """
-        parts, rank = calls[0].args[0], len(shape_of(calls[0]))
+        parts, rank = calls[0].args[0], len(expressions.shape_of(calls[0]))
         if not isinstance(parts, relax.Tuple):
             return None
         whole = self._all_slots([call.args[0] for call in calls])
@@ -328,7 +318,7 @@ class _Fuser:
         first = names[0]
         if first not in self._widened:
             functions = [variant[name] for variant, name in zip(self._variants, names, strict=True)]
-            same = all(same_function(functions[0], each) for each in functions[1:])
+            same = all(difference.same_function(functions[0], each) for each in functions[1:])
             wide = with_slot_axis(functions[0], len(self._places)) if same else None
             self._widened[first] = None if wide is None else self._builder.add_func(wide, str(first.name_hint))
         return self._widened[first]
@@ -371,7 +361,7 @@ def _slice(data: te.Tensor, slot: int) -> te.Tensor:
 
 
 _RULES: dict[str, Callable[[_Fuser, Sequence[Any]], Any | None]] = {
-    CALL: _Fuser.call_tir,
+    difference.CALL: _Fuser.call_tir,
     "reshape": _Fuser.reshape,
     "concat": _Fuser.concat,
 }

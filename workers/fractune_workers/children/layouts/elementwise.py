@@ -19,13 +19,7 @@ from fractune_workers.children.layouts.kernels import direct
 from fractune_workers.children.layouts.kernels.direct import Blocks, Window, pack
 from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, MadeOrPlain, Planner, is_image
 from fractune_workers.children.layouts.quantized import called
-from fractune_workers.children.rewriting.expressions import (
-    ELEMENTWISE,
-    bound_call,
-    finished_kernel,
-    operator_of,
-    shape_of,
-)
+from fractune_workers.children.rewriting import expressions
 
 _FLOAT = "float32"
 _SMALLEST, _LARGEST = 0, 1
@@ -54,14 +48,14 @@ def clip(planner: Planner, call: Any) -> Made:
 
 def _quantized(planner: Planner, call: Any) -> Made:
     value, zero = called(planner, call.args[0]), None
-    if operator_of(value) == "add":
+    if expressions.operator_of(value) == "add":
         zero, value = value.args[1], called(planner, value.args[0])
-    quotient = called(planner, value.args[0]) if operator_of(value) == "round" else None
-    if operator_of(quotient) != "divide" or quotient is None:
+    quotient = called(planner, value.args[0]) if expressions.operator_of(value) == "round" else None
+    if expressions.operator_of(quotient) != "divide" or quotient is None:
         return None
     data, scale = quotient.args
     known = planner.in_blocks(data)
-    if known is None or any(each is not None and prod(shape_of(each)) != 1 for each in (scale, zero)):
+    if known is None or any(each is not None and prod(expressions.shape_of(each)) != 1 for each in (scale, zero)):
         return None
     numbers, blocks = known
     emit = planner.emit
@@ -76,7 +70,7 @@ def _extreme(planner: Planner, call: Any, which: int) -> MadeOrPlain:
     if call.attrs.axis is not None or call.attrs.keepdims or str(data.ty.dtype) != _FLOAT:
         return reduce(planner, call)
     value, blocks = planner.in_blocks(data) or (data, None)
-    count = prod(shape_of(value))
+    count = prod(expressions.shape_of(value))
     if count % planner.lanes:
         return None
     pieces = 1 if blocks is None else prod(blocks.physical[: blocks.axis + 1])
@@ -122,7 +116,7 @@ def _extreme_kernel(shape: tuple[int, ...], split: int, blocks: Blocks | None) -
         sch.parallel(sch.get_loops(sch.get_sblock("parts", "main"))[0])
     _vectorize(sch, "by_lane", 2)
     _vectorize(sch, "parts", 1)
-    return finished_kernel(sch)
+    return expressions.finished_kernel(sch)
 
 
 def _divisor(extent: int, most: int) -> int:
@@ -165,7 +159,7 @@ def pool(planner: Planner, call: Any) -> Made:
     kernel = tuple(int(extent) for extent in attrs.pool_size)
     if image is None or str(attrs.out_layout) != "NCHW" or math.prod(kernel) > _MOST_TAPS:
         return None
-    made = planner.blocks(shape_of(call), CHANNELS, image[2])
+    made = planner.blocks(expressions.shape_of(call), CHANNELS, image[2])
     options: dict[str, Any] = {"kernel": kernel, "window": Window.of(attrs), "extents": made.shape[2:]}
     if call.op.name == "relax.nn.max_pool2d":
         return planner.kernel(direct.max_pool2d, image[0], name="max_pool2d", **options), made
@@ -181,7 +175,7 @@ def adaptive_pool(planner: Planner, call: Any) -> Made:
     if image is None:
         return None
     value = relax.op.nn.adaptive_avg_pool2d(image[0], call.attrs.output_size, layout=image[1])
-    return value, planner.blocks(shape_of(call), CHANNELS, image[2])
+    return value, planner.blocks(expressions.shape_of(call), CHANNELS, image[2])
 
 
 def resize(planner: Planner, call: Any) -> Made:
@@ -201,22 +195,22 @@ def resize(planner: Planner, call: Any) -> Made:
         cubic_exclude=attrs.cubic_exclude,
         extrapolation_value=attrs.extrapolation_value,
     )
-    return value, planner.blocks(shape_of(call), CHANNELS, image[2])
+    return value, planner.blocks(expressions.shape_of(call), CHANNELS, image[2])
 
 
 def reshape(planner: Planner, call: Any) -> Made:
     """The last step of a channel shuffle. (N, C, H, W) was reshaped to (N, groups, C / groups, H, W), axes 1 and 2
     changed places, and this reshape restores the first shape.
     """
-    exchanged = bound_call(planner.builder_, call.args[0], "permute_dims")
-    if exchanged is None or (grouped := bound_call(planner.builder_, exchanged.args[0], "reshape")) is None:
+    exchanged = expressions.bound_call(planner.builder_, call.args[0], "permute_dims")
+    if exchanged is None or (grouped := expressions.bound_call(planner.builder_, exchanged.args[0], "reshape")) is None:
         return None
     known = planner.in_blocks(grouped.args[0])
-    if known is None or known[1].plain != shape_of(call) or not is_image(known[1]):
+    if known is None or known[1].plain != expressions.shape_of(call) or not is_image(known[1]):
         return None
     value, source = known
     batch, channels, *pixels = source.shape
-    split = shape_of(grouped)
+    split = expressions.shape_of(grouped)
     groups = split[1]
     axes = exchanged.attrs.axes or ()
     if [int(axis) for axis in axes] != [0, 2, 1, 3, 4] or split != (batch, groups, channels // groups, *pixels):
@@ -245,7 +239,7 @@ def _kernel(groups: int, source: Blocks, made: Blocks, dtype: str) -> Any:
     sch = Schedule(moved)
     n, k, *_ = sch.get_loops(sch.get_sblock("shuffle", "main"))
     sch.parallel(sch.fuse(n, k))
-    return finished_kernel(sch)
+    return expressions.finished_kernel(sch)
 
 
 UNARY_OF_CHANNELS = frozenset(["exp", "log", "nn.softplus", "rsqrt", "sqrt"])
@@ -253,7 +247,7 @@ UNARY_OF_CHANNELS = frozenset(["exp", "log", "nn.softplus", "rsqrt", "sqrt"])
 BINARY = {"add": 0.0, "divide": 1.0, "maximum": 0.0, "minimum": 0.0, "multiply": 0.0, "subtract": 0.0}
 """by operator: the number that fills up a constant operand"""
 BINARY_OF_CHANNELS = frozenset({"divide", "power"})
-UNARY = ELEMENTWISE.difference(UNARY_OF_CHANNELS, BINARY, BINARY_OF_CHANNELS)
+UNARY = expressions.ELEMENTWISE.difference(UNARY_OF_CHANNELS, BINARY, BINARY_OF_CHANNELS)
 """They map finite numbers to finite numbers: a lane that stands for no channel stays harmless."""
 REDUCE = {"max": relax.op.max, "mean": relax.op.mean, "min": relax.op.min, "sum": relax.op.sum}
 
@@ -268,9 +262,9 @@ def unary(planner: Planner, call: Any, *, every_lane: bool = False) -> Made:
 
 def binary(planner: Planner, call: Any) -> Made:
     operands = list(call.args)
-    name = operator_of(call)
+    name = expressions.operator_of(call)
     known = (planner.in_blocks(operand) for operand in operands)
-    blocks = next((each[1] for each in known if each and each[1].plain == shape_of(call)), None)
+    blocks = next((each[1] for each in known if each and each[1].plain == expressions.shape_of(call)), None)
     if blocks is None:
         return None
     if blocks.filled_up and name in BINARY_OF_CHANNELS and planner.constant(operands[1]) is None:
@@ -294,7 +288,7 @@ def laid_out(planner: Planner, operand: Any, blocks: Blocks, fill: float) -> Any
     numbers = planner.constant(operand)
     if numbers is not None:
         return relax.const(packed_operand(numbers, blocks, fill))
-    shape = shape_of(operand)
+    shape = expressions.shape_of(operand)
     if shape == blocks.plain:
         return planner.changed(operand, blocks)
     return _broadcast(planner, operand, shape, blocks)
@@ -338,7 +332,7 @@ def reduce(planner: Planner, call: Any) -> Made:
     axes = [blocks.kept[int(axis)] for axis in call.attrs.axis]
     if blocks.axis in axes:
         return None
-    compute = REDUCE[operator_of(call)]
+    compute = REDUCE[expressions.operator_of(call)]
     shape = tuple(1 if axis in axes else extent for axis, extent in enumerate(blocks.shape))
     dropped = blocks.dropped if call.attrs.keepdims else tuple(sorted((*blocks.dropped, *axes)))
     return compute(value, axes, keepdims=True), replace(blocks, shape=shape, dropped=dropped)
@@ -385,7 +379,7 @@ def sliced(planner: Planner, call: Any) -> Made:
     if blocks.axis in places:
         return None
     shape = list(blocks.shape)
-    for axis, extent in zip(blocks.kept, shape_of(call), strict=True):
+    for axis, extent in zip(blocks.kept, expressions.shape_of(call), strict=True):
         shape[axis] = extent
     placed = relax.Tuple([relax.prim_value(axis) for axis in places])
     return relax.Call(call.op, [value, placed, *limits], call.attrs), replace(blocks, shape=tuple(shape))
@@ -403,7 +397,9 @@ def concat(planner: Planner, call: Any) -> Made:
         return None
     axis = int(call.attrs.axis) % len(first[1].shape)
     of_channels = axis == first[1].axis
-    if of_channels and (first[1].parts > 1 or any(shape_of(field)[axis] % planner.lanes for field in fields)):
+    if of_channels and (
+        first[1].parts > 1 or any(expressions.shape_of(field)[axis] % planner.lanes for field in fields)
+    ):
         return None
     laid = [planner.into_blocks(field, first[1].axis, first[1].parts)[0] for field in fields]
-    return relax.op.concat(laid, axis), replace(first[1], shape=shape_of(call))
+    return relax.op.concat(laid, axis), replace(first[1], shape=expressions.shape_of(call))

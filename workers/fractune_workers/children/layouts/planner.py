@@ -18,13 +18,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
 from fractune_workers.children.layouts.kernels.direct import Blocks, block_count, from_blocks, input_run, to_blocks
-from fractune_workers.children.rewriting.expressions import (
-    bound_call,
-    has_fixed_shapes,
-    numbers_of,
-    operator_of,
-    shape_of,
-)
+from fractune_workers.children.rewriting import expressions
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
 from fractune_workers.children.tvm_api.target import VectorUnit, vector_unit
 
@@ -82,12 +76,12 @@ class Planner(PyExprMutator):
 
     def visit_call_(self, call: Any) -> Any:
         visited = super().visit_call_(call)
-        rule = self._rules.get(operator_of(visited))
-        return self._replacing(visited, rule(self, visited) if rule and has_fixed_shapes(call) else None)
+        rule = self._rules.get(expressions.operator_of(visited))
+        return self._replacing(visited, rule(self, visited) if rule and expressions.has_fixed_shapes(call) else None)
 
     def visit_tuple_getitem_(self, op: Any) -> Any:
         visited = super().visit_tuple_getitem_(op)
-        split = bound_call(self.builder_, visited.tuple_value, "split")
+        split = expressions.bound_call(self.builder_, visited.tuple_value, "split")
         return visited if split is None else self._replacing(visited, self._part(self, split, visited.index))
 
     def _replacing(self, plain: Any, made: MadeOrPlain) -> Any:
@@ -114,7 +108,7 @@ class Planner(PyExprMutator):
     def into_blocks(self, value: Any, axis: int, parts: int | None = None) -> tuple[Any, Blocks]:
         """The value with `axis` in blocks, converted if need be; in `parts` parts, None = any number."""
         known = self.in_blocks(value)
-        blocks = self.blocks(shape_of(value), axis, parts or 1)
+        blocks = self.blocks(expressions.shape_of(value), axis, parts or 1)
         if known and known[1].axis == axis and not known[1].dropped and (not parts or known[1].parts == blocks.parts):
             return known
         return self.changed(value, blocks), blocks
@@ -131,7 +125,7 @@ class Planner(PyExprMutator):
 
     def constant(self, value: Any) -> Array | None:
         """The numbers of a constant, None for anything else."""
-        return numbers_of(self.builder_, value)
+        return expressions.numbers_of(self.builder_, value)
 
     def once(self, constant: Any, make: Callable[[], Any]) -> Any:
         """What `make` makes of a constant: a product may be there for all tokens and for one."""
@@ -178,9 +172,9 @@ def block_lanes(values: Sequence[Any], unit: VectorUnit) -> int:
     A unit that begins one multiplication of whole vectors a cycle begins two of half ones. So 24 channels in 3 blocks
     of 8 take 9/16 of the time of 2 blocks of 16. Products of whole numbers need whole vectors.
     """
-    calls = [each for each in values if operator_of(each) and has_fixed_shapes(each)]
+    calls = [each for each in values if expressions.operator_of(each) and expressions.has_fixed_shapes(each)]
     half = unit.lanes // 2
-    if unit.multiplies > 1 or any(operator_of(each) == "round" for each in calls):
+    if unit.multiplies > 1 or any(expressions.operator_of(each) == "round" for each in calls):
         return unit.lanes
     whole_work, half_work = (sum(_multiplications(each, lanes) for each in calls) for lanes in (unit.lanes, half))
     return half if whole_work > _LEAST_GAIN * half_work else unit.lanes
@@ -188,12 +182,12 @@ def block_lanes(values: Sequence[Any], unit: VectorUnit) -> int:
 
 def _multiplications(call: Any, lanes: int) -> int:
     """Of a convolution or a product in blocks of so many lanes; 0 of any other call."""
-    name = operator_of(call)
+    name = expressions.operator_of(call)
     if name not in ("nn.conv2d", "matmul"):
         return 0
-    made, weights = shape_of(call), shape_of(call.args[1])
+    made, weights = expressions.shape_of(call), expressions.shape_of(call.args[1])
     if name == "matmul":
-        return prod(made[:-1]) * shape_of(call.args[0])[-1] * _filled(made[-1], lanes) if made else 0
+        return prod(made[:-1]) * expressions.shape_of(call.args[0])[-1] * _filled(made[-1], lanes) if made else 0
     run = input_run(weights[1], lanes)
     inputs = _filled(weights[1], lanes) if run == lanes else -(-weights[1] // run) * run
     inputs = inputs if weights[1] > 1 else 1

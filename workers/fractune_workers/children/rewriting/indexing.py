@@ -21,15 +21,7 @@ import tvm_ffi
 from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from fractune_workers.children.rewriting.expressions import (
-    bound_call,
-    has_fixed_shapes,
-    legalized_by_tvm,
-    numbers_of,
-    operator_of,
-    rewritten,
-    shape_of,
-)
+from fractune_workers.children.rewriting import expressions
 
 _Array = npt.NDArray[Any]
 
@@ -50,18 +42,18 @@ class _Lookup:
 
     def stands_for(self, call: Any) -> bool:
         """Whether it has the type and the shape of the call's result."""
-        shape = (*shape_of(self.index)[:-1], self.table.shape[1])
-        return shape == shape_of(call) and str(self.table.dtype) == str(call.ty.dtype)
+        shape = (*expressions.shape_of(self.index)[:-1], self.table.shape[1])
+        return shape == expressions.shape_of(call) and str(self.table.dtype) == str(call.ty.dtype)
 
     @property
     def repeats_rows(self) -> bool:
         """Whether the number of lookups is at least the number of rows."""
-        return len(self.table) <= prod(shape_of(self.index))
+        return len(self.table) <= prod(expressions.shape_of(self.index))
 
 
 def looked_up(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with lookups in the place of products with one-hot matrices; its results stay the same."""
-    return relax.transform.DeadCodeElimination()(rewritten(mod, _Rewriter(mod.clone())))
+    return relax.transform.DeadCodeElimination()(expressions.rewritten(mod, _Rewriter(mod.clone())))
 
 
 @mutator
@@ -81,9 +73,9 @@ class _Rewriter(PyExprMutator):
 
     def visit_call_(self, call: Any) -> Any:
         visited = super().visit_call_(call)
-        if not has_fixed_shapes(call):
+        if not expressions.has_fixed_shapes(call):
             return visited
-        name = operator_of(call)
+        name = expressions.operator_of(call)
         made = self._product(visited) if name == "matmul" else self._of_rows(name, visited.args)
         if made is None or not made.stands_for(call):
             return visited
@@ -92,13 +84,16 @@ class _Rewriter(PyExprMutator):
 
     def _product(self, call: Any) -> _Lookup | None:
         """Of a one-hot matrix and a constant one."""
-        one_hot, table = bound_call(self.builder_, call.args[0], "astype"), numbers_of(self.builder_, call.args[1])
-        equal = None if one_hot is None else bound_call(self.builder_, one_hot.args[0], "equal")
+        one_hot, table = (
+            expressions.bound_call(self.builder_, call.args[0], "astype"),
+            expressions.numbers_of(self.builder_, call.args[1]),
+        )
+        equal = None if one_hot is None else expressions.bound_call(self.builder_, one_hot.args[0], "equal")
         if equal is None or table is None or table.ndim != 2 or not np.isfinite(table).all():
             return None
         for index, numbers in (equal.args, reversed(equal.args)):
-            places = numbers_of(self.builder_, numbers)
-            one_each = "int" in str(index.ty.dtype) and shape_of(index)[-1:] == (1,)
+            places = expressions.numbers_of(self.builder_, numbers)
+            one_each = "int" in str(index.ty.dtype) and expressions.shape_of(index)[-1:] == (1,)
             if one_each and places is not None and _counts(places, len(table)):
                 return _Lookup(np.concatenate([table, np.zeros_like(table[:1])]), index)
         return None
@@ -115,7 +110,7 @@ class _Rewriter(PyExprMutator):
         if first is None or not first.repeats_rows:
             return None
         tables = [
-            _shared(numbers_of(self.builder_, operand)) if known is None else known.table
+            _shared(expressions.numbers_of(self.builder_, operand)) if known is None else known.table
             for operand, known in zip(operands, lookups, strict=True)
         ]
         if any(known and not known.index.same_as(first.index) for known in lookups) or any(t is None for t in tables):
@@ -156,7 +151,7 @@ _UNCHECKED = "fast"
 def _take(builder: Any, call: Any) -> Any:
     data, indices = call.args
     if call.attrs.mode != _UNCHECKED or not isinstance(indices.ty, relax.TensorType):
-        return legalized_by_tvm(builder, call)
+        return expressions.legalized_by_tvm(builder, call)
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(data.ty.shape)
     count = len(indices.ty.shape)
 
@@ -304,7 +299,7 @@ def _places(builder: Any, data: Any, indices: Any, axes: Sequence[int], *, wraps
 
 def _scattered(builder: Any, call: Any, operands: Sequence[Any]) -> Any:
     """TVM's kernel with these operands, without its stores outside of the tensor."""
-    made = legalized_by_tvm(builder, relax.Call(call.op, operands, call.attrs))
+    made = expressions.legalized_by_tvm(builder, relax.Call(call.op, operands, call.attrs))
     kernel = made.args[0]
     builder.update_func(kernel, tvm_ffi.structural_map(builder.get()[kernel], (tirx.BufferStore, _guarded)))
     return made
@@ -333,7 +328,7 @@ def _regions(builder: Any, call: Any) -> Any:
 
         return te.compute(regions.shape, element, name="images")
 
-    return legalized_by_tvm(
+    return expressions.legalized_by_tvm(
         builder, relax.Call(call.op, [data, builder.emit(builder.call_te(images, regions))], call.attrs)
     )
 
@@ -346,7 +341,7 @@ def _reverse_sequence(builder: Any, call: Any) -> Any:
     def clamped(lengths: te.Tensor) -> te.Tensor:
         return te.compute(lengths.shape, lambda *at: _limited(lengths(*at), most), name="clamped")
 
-    return legalized_by_tvm(
+    return expressions.legalized_by_tvm(
         builder, relax.Call(call.op, [data, builder.emit(builder.call_te(clamped, lengths))], call.attrs)
     )
 

@@ -15,18 +15,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from fractune_workers.children.rewriting import composites, lines
-from fractune_workers.children.rewriting.expressions import (
-    ELEMENTWISE,
-    constant_of,
-    is_constant,
-    operator_of,
-    operators_in,
-    relax_functions,
-    rewritten,
-    shape_of,
-    used_once,
-)
+from fractune_workers.children.rewriting import composites, expressions, lines
 from fractune_workers.children.rewriting.simplifier import Array, Rule, Simplifier
 
 # Moves a change of the axes before the last one below the operators that do not see it.
@@ -44,31 +33,35 @@ def reshaped(simplifier: Simplifier, call: Any) -> Any | None:
     if inner is None:
         return None
     source = inner.args[0]
-    return source if shape_of(source) == shape_of(call) else relax.op.reshape(source, shape_of(call))
+    return (
+        source
+        if expressions.shape_of(source) == expressions.shape_of(call)
+        else relax.op.reshape(source, expressions.shape_of(call))
+    )
 
 
 def elementwise(simplifier: Simplifier, call: Any) -> Any | None:
     """Element-wise operators, and normalisations of rows."""
     if all(_rows(simplifier, operand) is None for operand in call.args):
         return None
-    flat = [_flat(simplifier, operand, shape_of(call)) for operand in call.args]
+    flat = [_flat(simplifier, operand, expressions.shape_of(call)) for operand in call.args]
     if any(each is None for each in flat):
         return None
-    return relax.op.reshape(simplifier.emit(relax.Call(call.op, flat, call.attrs)), shape_of(call))
+    return relax.op.reshape(simplifier.emit(relax.Call(call.op, flat, call.attrs)), expressions.shape_of(call))
 
 
 def norm(simplifier: Simplifier, call: Any) -> Any | None:
     """A normalisation of the last axis."""
-    rank, attrs = len(shape_of(call)), call.attrs
+    rank, attrs = len(expressions.shape_of(call)), call.attrs
     rows = _rows(simplifier, call.args[0])
     if rows is None or [int(axis) % rank for axis in attrs.axes] != [rank - 1]:
         return None
-    if operator_of(call) == "nn.rms_norm":
+    if expressions.operator_of(call) == "nn.rms_norm":
         normed = relax.op.nn.rms_norm(rows, call.args[1], axes=[-1], epsilon=float(attrs.epsilon))
     else:
         options = {"epsilon": float(attrs.epsilon), "center": bool(attrs.center), "scale": bool(attrs.scale)}
         normed = relax.op.nn.layer_norm(rows, *call.args[1:], axes=[-1], **options)
-    return relax.op.reshape(simplifier.emit(normed), shape_of(call))
+    return relax.op.reshape(simplifier.emit(normed), expressions.shape_of(call))
 
 
 def matmul(simplifier: Simplifier, call: Any) -> Any | None:
@@ -77,7 +70,7 @@ def matmul(simplifier: Simplifier, call: Any) -> Any | None:
     if rows is None or weight is None or weight.ndim != _FLAT_RANK:
         return None
     product = relax.op.matmul(rows, call.args[1], out_dtype=call.attrs.out_dtype)
-    return relax.op.reshape(simplifier.emit(product), shape_of(call))
+    return relax.op.reshape(simplifier.emit(product), expressions.shape_of(call))
 
 
 def _rows(simplifier: Simplifier, expr: Any) -> Any | None:
@@ -85,19 +78,19 @@ def _rows(simplifier: Simplifier, expr: Any) -> Any | None:
     call = simplifier.call(expr, "reshape")
     if call is None:
         return None
-    before, after = shape_of(call.args[0]), shape_of(call)
+    before, after = expressions.shape_of(call.args[0]), expressions.shape_of(call)
     return call.args[0] if len(before) == _FLAT_RANK < len(after) and before[-1] == after[-1] else None
 
 
 def _flat(simplifier: Simplifier, operand: Any, shape: tuple[int, ...]) -> Any | None:
     """An operand of an operator whose result has this shape, on two axes; None where its rows differ."""
-    if not isinstance(operand, relax.Var) and not is_constant(operand):
+    if not isinstance(operand, relax.Var) and not expressions.is_constant(operand):
         return operand  # a number of the operator, not a tensor
     numbers = simplifier.numbers(operand)
     if numbers is not None:
         alike = numbers.size in (1, (numbers.shape or (1,))[-1])
-        return constant_of(numbers.reshape(numbers.shape[-1:])) if alike else None
-    if shape_of(operand) != shape:
+        return expressions.constant_of(numbers.reshape(numbers.shape[-1:])) if alike else None
+    if expressions.shape_of(operand) != shape:
         return None
     rows = _rows(simplifier, operand)
     return simplifier.emit(relax.op.reshape(operand, (prod(shape[:-1]), shape[-1]))) if rows is None else rows
@@ -167,10 +160,10 @@ _CHANNELS = 1
 def simplify(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with every Relax function rewritten; its results stay the same, up to rounding."""
     tidy = tvm.transform.Sequential([relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()])
-    first = _joined(_RULES, _RULES_OF_LINES) if _MAKES_LINES & operators_in(mod) else _RULES
+    first = _joined(_RULES, _RULES_OF_LINES) if _MAKES_LINES & expressions.operators_in(mod) else _RULES
     for rules in (first, _RULES_OF_ROWS):
-        once = set[Any]().union(*map(used_once, relax_functions(mod).values()))
-        mod = tidy(rewritten(mod, Simplifier(mod.clone(), rules, once)))
+        once = set[Any]().union(*map(expressions.used_once, expressions.relax_functions(mod).values()))
+        mod = tidy(expressions.rewritten(mod, Simplifier(mod.clone(), rules, once)))
     return mod
 
 
@@ -181,7 +174,7 @@ def _shape_change(simplifier: Simplifier, call: Any) -> Any | None:
     if call.op.name == "relax.permute_dims":
         axes = call.attrs.axes
         numbers = numbers.transpose(None if axes is None else [int(axis) for axis in axes])
-    return constant_of(numbers.reshape(shape_of(call)))
+    return expressions.constant_of(numbers.reshape(expressions.shape_of(call)))
 
 
 def _batch_norm(simplifier: Simplifier, call: Any) -> Any | None:
@@ -260,7 +253,7 @@ def _whole(simplifier: Simplifier, parts: list[Any], axis: int) -> tuple[Any, in
 def _broadcast(_: Simplifier, call: Any) -> Any | None:
     """A value that has the wanted shape already."""
     data = call.args[0]
-    return data if shape_of(data) == shape_of(call) else None
+    return data if expressions.shape_of(data) == expressions.shape_of(call) else None
 
 
 _Rules = Mapping[str, Sequence[Rule]]
@@ -275,7 +268,7 @@ _RULES: _Rules = {
     "nn.batch_norm": (_batch_norm,),
 }
 _RULES_OF_LINES: _Rules = {
-    **dict.fromkeys(ELEMENTWISE, (lines.elementwise,)),
+    **dict.fromkeys(expressions.ELEMENTWISE, (lines.elementwise,)),
     "concat": (lines.concatenated,),
     "nn.conv1d": (lines.conv1d,),
     "nn.conv1d_transpose": (lines.conv1d_transpose,),
@@ -284,7 +277,7 @@ _RULES_OF_LINES: _Rules = {
 """behind the others, in a model with a line: what makes one, or an image without its height"""
 _MAKES_LINES = {"nn.conv1d", "nn.conv1d_transpose", "squeeze"}
 _RULES_OF_ROWS: _Rules = {
-    **dict.fromkeys(ELEMENTWISE, (elementwise,)),
+    **dict.fromkeys(expressions.ELEMENTWISE, (elementwise,)),
     "matmul": (matmul,),
     "nn.layer_norm": (norm,),
     "nn.rms_norm": (norm,),

@@ -21,13 +21,7 @@ import tvm_ffi
 from tvm import te, tirx
 from tvm.ir import Call
 
-from fractune_workers.children.rewriting.expressions import (
-    TAKES_AN_EPILOGUE,
-    has_fixed_shapes,
-    legalized_by_tvm,
-    numbers_of,
-    shape_of,
-)
+from fractune_workers.children.rewriting import expressions
 
 SHORT = ("float16", "bfloat16")
 _WIDE = "float64"
@@ -154,7 +148,7 @@ def of_elements(compute: Callable[[Any], Any], name: str) -> Callable[[Any, Any]
 
     def legalized(builder: Any, call: Any) -> Any:
         x = call.args[0]
-        attributes = TAKES_AN_EPILOGUE if str(x.ty.dtype) == "bfloat16" else None
+        attributes = expressions.TAKES_AN_EPILOGUE if str(x.ty.dtype) == "bfloat16" else None
         return builder.call_te(partial(elements, compute), x, primfunc_name_hint=name, primfunc_attrs=attributes)
 
     return legalized
@@ -179,11 +173,11 @@ _POWERS_OF_CPUS = {**_POWERS, 0.5: _root, -0.5: lambda x: number(1, x) / _root(x
 def _power(powers: dict[float, Callable[[Any], Any]]) -> Callable[[Any, Any], Any]:
     def legalized(builder: Any, call: Any) -> Any:
         base, exponent = call.args
-        fixed = has_fixed_shapes(call) and shape_of(base) == shape_of(call)
-        numbers = numbers_of(builder, exponent) if fixed else None
+        fixed = expressions.has_fixed_shapes(call) and expressions.shape_of(base) == expressions.shape_of(call)
+        numbers = expressions.numbers_of(builder, exponent) if fixed else None
         known = powers.get(float(numbers.item())) if numbers is not None and numbers.size == 1 else None
         if known is None or "float" not in str(call.ty.dtype):
-            return legalized_by_tvm(builder, call)
+            return expressions.legalized_by_tvm(builder, call)
         return of_elements(lambda x: let(x, known), "power")(builder, call)
 
     return legalized

@@ -26,13 +26,7 @@ from fractune_runtime.tvm_runtime.tensors import numpy_dtype
 from fractune_workers.children.importing.limits import ComputedConstants
 from fractune_workers.children.importing.onnx_graph import captured_by, described, set_opset, subgraphs
 from fractune_workers.children.importing.operators.onnx_node import AS_BYTES, Converter, OnnxNode, dtype_of, shape_of
-from fractune_workers.children.rewriting.expressions import (
-    bindings_of,
-    is_constant,
-    operands_of,
-    relax_functions,
-    type_text,
-)
+from fractune_workers.children.rewriting import expressions
 
 _IF = "If"
 _DOMAIN = "fractune"
@@ -95,7 +89,7 @@ class Branches:
         calls = [self._call(node, graphs[name], around) for name in _SIDES]
         types = [call.op.ty.ret for call in calls]
         if not tvm_ffi.structural_equal(*types):
-            made = " and ".join(map(type_text, types))
+            made = " and ".join(map(expressions.type_text, types))
             raise node.refused(f"its branches make {made}, which must be equal; {_CONST_HINT}")
         if shape_of(condition):
             condition = node.emit(relax.op.squeeze(condition))
@@ -114,7 +108,7 @@ class Branches:
             module = self._read(self._model(node, graph, around))
         except BadModel as error:
             raise BadModel(f"a branch of {described(node.proto)}: {error}; {_CONST_HINT}") from error
-        arguments = [value for value in around.values() if not is_constant(value)]
+        arguments = [value for value in around.values() if not expressions.is_constant(value)]
         return relax.Call(_Adopter(node.builder, module).main(), arguments)
 
     def _model(self, node: OnnxNode, graph: onnx.GraphProto, around: Mapping[str, Any]) -> onnx.ModelProto:
@@ -122,7 +116,7 @@ class Branches:
         for name, value in around.items():
             if node.importer.element_types.get(name) in AS_BYTES:
                 raise node.refused(f"a branch reads '{name}', whose numbers have less than a byte; export without it")
-            if is_constant(value):
+            if expressions.is_constant(value):
                 numbers = value.value.numpy()
                 self._captured.take(numbers.nbytes, f"'{name}', which a branch of {described(node.proto)} reads,")
                 constants.append(numpy_helper.from_array(numbers, name))
@@ -179,7 +173,7 @@ BRANCHES: Mapping[str, Converter] = {f"{_DOMAIN}.{_IF}": lambda node: node.impor
 
 def with_sections(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with the straight parts of each function that has an `If` as functions of their own."""
-    branching = {name: function for name, function in relax_functions(mod).items() if _has_if(function)}
+    branching = {name: function for name, function in expressions.relax_functions(mod).items() if _has_if(function)}
     if not branching:
         return mod
     builder = relax.BlockBuilder(mod)
@@ -189,7 +183,7 @@ def with_sections(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _has_if(function: Any) -> bool:
-    return any(isinstance(binding.value, relax.If) for binding in bindings_of(function))
+    return any(isinstance(binding.value, relax.If) for binding in expressions.bindings_of(function))
 
 
 class _Sections:
@@ -201,7 +195,7 @@ class _Sections:
 
     def made(self) -> Any:
         function = self._function
-        bindings, run = bindings_of(function), list[Any]()
+        bindings, run = expressions.bindings_of(function), list[Any]()
         for at, binding in enumerate(bindings):
             if isinstance(binding.value, relax.If):
                 self._section(run, bindings[at:])
@@ -267,7 +261,7 @@ def _variables(expr: Any) -> Iterator[Any]:
                 yield from _variables(binding.value)
         yield from _variables(expr.body)
     else:
-        for part in operands_of(expr):
+        for part in expressions.operands_of(expr):
             yield from _variables(part)
 
 

@@ -19,19 +19,10 @@ from fractune_core.errors import BadModel, first_line
 from fractune_core.operators import unknown_text
 from fractune_workers.children.importing import onnx_graph
 from fractune_workers.children.importing.onnx_models.onnx_branches import BRANCHES, Branches, with_sections
+from fractune_workers.children.importing.operators import onnx_node
 from fractune_workers.children.importing.operators.corrected import CORRECTED
 from fractune_workers.children.importing.operators.fourier import FOURIER
 from fractune_workers.children.importing.operators.group_query import GROUP_QUERY, ROTARY
-from fractune_workers.children.importing.operators.onnx_node import (
-    AS_BYTES,
-    WITHOUT_KERNELS,
-    Converter,
-    OnnxNode,
-    dtype_of,
-    is_empty,
-    kind_name,
-    takes,
-)
 from fractune_workers.children.importing.operators.packed_weights import GATHER_BLOCKS, PACKED_WEIGHTS
 from fractune_workers.children.importing.operators.quantization import INTEGER_PRODUCTS, QUANTIZATION, QUANTIZED_LSTM
 from fractune_workers.children.importing.operators.recurrent import RECURRENT
@@ -43,7 +34,7 @@ from fractune_workers.children.tvm_api.scratch_tensors import Weights
 # The operators of ONNX that are converted here, by name: those that TVM's importer lacks, or converts with another
 # meaning. An operator of another domain than ONNX's own has its domain in front: `com.microsoft.QGemm`.
 
-CONVERTERS: Mapping[str, Converter] = {
+CONVERTERS: Mapping[str, onnx_node.Converter] = {
     **BRANCHES,
     **CORRECTED,
     **FOURIER,
@@ -184,7 +175,7 @@ def is_widened(node: onnx.NodeProto) -> bool:
     return onnx_graph.operator_of(node) in _SEVERAL.split()
 
 
-def widened(convert: Converter, node: OnnxNode) -> Any:
+def widened(convert: onnx_node.Converter, node: onnx_node.OnnxNode) -> Any:
     """The node's outputs, converted from its inputs in float32 and rounded to their type."""
     halves = [each for each in map(node.optional, range(len(node.inputs))) if each is not None and _is_half(each)]
     if not halves:
@@ -195,17 +186,20 @@ def widened(convert: Converter, node: OnnxNode) -> Any:
     ]
     made = convert(node.with_inputs(inputs))
     outputs = list(made) if isinstance(made, list | tuple | relax.Tuple) else [made]
-    return [_rounded(node, at, node.builder.normalize(each), dtype_of(halves[0])) for at, each in enumerate(outputs)]
+    return [
+        _rounded(node, at, node.builder.normalize(each), onnx_node.dtype_of(halves[0]))
+        for at, each in enumerate(outputs)
+    ]
 
 
 def _is_half(value: relax.Expr) -> bool:
-    return isinstance(value.ty, relax.TensorType) and dtype_of(value) in HALVES
+    return isinstance(value.ty, relax.TensorType) and onnx_node.dtype_of(value) in HALVES
 
 
-def _rounded(node: OnnxNode, at: int, value: relax.Expr, dtype: str) -> relax.Expr:
+def _rounded(node: onnx_node.OnnxNode, at: int, value: relax.Expr, dtype: str) -> relax.Expr:
     """An output in its type: statistics of a normalisation are in float32."""
     name = node.proto.output[at] if at < len(node.proto.output) else ""
-    is_kept = dtype_of(value) != _WIDE or node.importer.element_types.get(name) == onnx.TensorProto.FLOAT
+    is_kept = onnx_node.dtype_of(value) != _WIDE or node.importer.element_types.get(name) == onnx.TensorProto.FLOAT
     return value if is_kept else relax.op.astype(value, dtype)
 
 
@@ -260,7 +254,9 @@ class Importer(onnx_frontend.ONNXGraphImporter):
     def __init__(self, element_types: dict[str, int], branches: Branches | None, apart: Weights) -> None:
         """`element_types`: ONNX's numbers of the types of tensors, by name."""
         self._apart = apart
-        as_bytes = {name: AS_BYTES[kind] for name, kind in element_types.items() if kind in AS_BYTES}
+        as_bytes = {
+            name: onnx_node.AS_BYTES[kind] for name, kind in element_types.items() if kind in onnx_node.AS_BYTES
+        }
         super().__init__({}, as_bytes)
         self.element_types = element_types
         self.branches = branches
@@ -283,11 +279,11 @@ class Importer(onnx_frontend.ONNXGraphImporter):
         """Raises BadModel where the node reads or makes numbers of a type that no kernel computes with."""
         for at, name in enumerate(node.input):
             kind = self.element_types.get(name, 0)
-            if _is_checked(node) and not takes(node, at, kind):
-                given = f"'{name}' has elements of type {kind_name(kind)}"
+            if _is_checked(node) and not onnx_node.takes(node, at, kind):
+                given = f"'{name}' has elements of type {onnx_node.kind_name(kind)}"
                 raise self.refused(node, f"{given}, which ONNX's operator does not take; cast it before")
         for name in [*node.input, *node.output]:
-            unreadable = WITHOUT_KERNELS.get(self.element_types.get(name, 0))
+            unreadable = onnx_node.WITHOUT_KERNELS.get(self.element_types.get(name, 0))
             if unreadable:
                 given = f"'{name}' has elements of type {unreadable}"
                 raise self.refused(node, f"{given}, which no kernel reads; export it with float32 or as int8")
@@ -298,7 +294,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):
         missing = next((value.name for value in graph.output if value.name not in self._nodes), None)
         if missing is not None:
             raise BadModel(f"no node makes its output '{missing}'; export the model again")
-        results = {value.name for value in graph.output if is_empty(self._nodes[value.name])}
+        results = {value.name for value in graph.output if onnx_node.is_empty(self._nodes[value.name])}
         for node in graph.node:
             empty = next((name for name in node.output if name in results), None)
             if empty is not None:
@@ -316,7 +312,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):
             raise self.refused(
                 node, f"its attribute '{mistyped}' is of another type than ONNX's; export the model again"
             )
-        empty = next((name for name, value in zip(node.input, inputs, strict=True) if is_empty(value)), None)
+        empty = next((name for name, value in zip(node.input, inputs, strict=True) if onnx_node.is_empty(value)), None)
         if empty is not None and node.op_type not in _TAKE_EMPTY.split():
             raise self.refused(node, f"its input '{empty}' is empty, and no kernel computes with it; export without it")
         try:
@@ -330,8 +326,8 @@ class Importer(onnx_frontend.ONNXGraphImporter):
     def _converted(self, node: onnx.NodeProto, inputs: list[relax.Expr | None]) -> Any:
         """The outputs of a node; errors are of any kind, because attributes are."""
         attributes = self._parse_attr(node.attribute)
-        convert = CONVERTERS.get(onnx_graph.operator_of(node), OnnxNode.by_tvm)
-        converted = OnnxNode(node, inputs, attributes, self.opset, self.bb, self)
+        convert = CONVERTERS.get(onnx_graph.operator_of(node), onnx_node.OnnxNode.by_tvm)
+        converted = onnx_node.OnnxNode(node, inputs, attributes, self.opset, self.bb, self)
         return widened(convert, converted) if is_widened(node) else convert(converted)
 
     def refused(self, node: onnx.NodeProto, why: str) -> BadModel:
@@ -376,5 +372,5 @@ class Importer(onnx_frontend.ONNXGraphImporter):
             dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type).name
             return self._apart[tensor.name].tensor(dtype, tensor.dims)
         array = onnx.numpy_helper.to_array(tensor)
-        as_bytes = AS_BYTES.get(tensor.data_type)
+        as_bytes = onnx_node.AS_BYTES.get(tensor.data_type)
         return tvm.runtime.tensor(array.astype(as_bytes) if as_bytes else array)

@@ -41,16 +41,10 @@ from fractune_core.errors import BadModel, first_line
 from fractune_core.model_inputs import constants_in, shapes_in
 from fractune_workers.children.importing import onnx_graph
 from fractune_workers.children.importing.limits import ComputedConstants, Limits
+from fractune_workers.children.importing.onnx_models import onnx_shapes
 from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
 from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
 from fractune_workers.children.importing.onnx_models.onnx_importer import from_onnx
-from fractune_workers.children.importing.onnx_models.onnx_shapes import (
-    check_contents,
-    check_count,
-    check_inputs,
-    fix_constants,
-    fix_shapes,
-)
 from fractune_workers.children.importing.onnx_models.unmasked_caches import hide_unused_rows
 from fractune_workers.children.importing.rolling.places import PRODUCTS
 from fractune_workers.children.importing.rolling.rolled import roll_up
@@ -152,15 +146,15 @@ def _fixed(
 ) -> onnx.ModelProto:
     """The model with fixed shapes, and with the numbers of weights `in_memory`."""
     model = _parse(data)
-    check_count(model, limits)
-    check_contents(model, {name: each.size for name, each in apart.items()})
+    onnx_shapes.check_count(model, limits)
+    onnx_shapes.check_contents(model, {name: each.size for name, each in apart.items()})
     _read_weights(model.graph, in_memory)
     model = without_functions(model)
     _drop_weights_from_inputs(model)
     fixed, constants = shapes_in(shapes), constants_in(shapes)
-    check_inputs(model.graph, fixed, constants)
-    fix_shapes(model.graph, fixed, constants)
-    fix_constants(model.graph, constants)
+    onnx_shapes.check_inputs(model.graph, fixed, constants)
+    onnx_shapes.fix_shapes(model.graph, fixed, constants)
+    onnx_shapes.fix_constants(model.graph, constants)
     if _has(model, "Concat"):  # each cache ends with one
         hide_unused_rows(model, limits)
     return model

@@ -12,14 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children.triton_kernels import decisions as products, sources
+from fractune_workers.children.triton_kernels import compiler, decisions as products, sources
 from fractune_workers.children.triton_kernels.attention.recognition import Attention, attention_of
-from fractune_workers.children.triton_kernels.compiler import (
-    has_tensor_cores,
-    precision_of,
-    problem_of,
-    shared_bytes_of,
-)
 from fractune_workers.children.triton_kernels.sums import Unfit, sums_of
 
 KERNEL = "attention/1"
@@ -231,8 +225,8 @@ def kernel_operator(function: Any, target: Any) -> KernelOperator:
 class _Product:
     def __init__(self, function: Any, target: Any) -> None:
         self._sums = sums_of(function)
-        self._problem = problem_of(self._sums, target)
-        self._precision = precision_of(target)
+        self._problem = compiler.problem_of(self._sums, target)
+        self._precision = compiler.precision_of(target)
         self.sum_dtype = self._sums.sum_dtype
 
     def fitting(self, programs: Sequence[int]) -> list[Any]:
@@ -253,7 +247,7 @@ class _Attention:
 
     def __init__(self, function: Any, target: Any) -> None:
         self._found = found = attention_of(function)
-        self._precision = precision_of(target)
+        self._precision = compiler.precision_of(target)
         self._problem = AttentionProblem(
             batch=found.scores.extent("batch"),
             queries=found.scores.extent("row"),
@@ -261,8 +255,8 @@ class _Attention:
             depth=found.scores.extent("depth"),
             width=found.outputs.extent("column"),
             dtype=found.dtype,
-            tensor_cores=has_tensor_cores(found.dtype, target),
-            shared_bytes=shared_bytes_of(target),
+            tensor_cores=compiler.has_tensor_cores(found.dtype, target),
+            shared_bytes=compiler.shared_bytes_of(target),
         )
 
     def fitting(self, _programs: Sequence[int]) -> list[Any]:
