@@ -8,26 +8,13 @@ a block of units lie side by side (`tilings.pack`): a step reads them once, from
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import reduce
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from tvm import tirx
 
-_TANH_BOUND = 9.0
-_TANH_ABOVE = (
-    -2.76076847742355e-16,
-    2.00018790482477e-13,
-    -8.60467152213735e-11,
-    5.12229709037114e-08,
-    1.48572235717979e-05,
-    6.37261928875436e-04,
-    4.89352455891786e-03,
-)
-_TANH_BELOW = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
-"""Coefficients of the rational approximation of tanh in `topi.fast_tanh`, by falling powers of x * x. Its error is some
-units in the last place of float32."""
+from fractune_workers.children.rewriting.transcendental import MOST_TANH, OF_TANH, polynomial
 
 
 @dataclass(frozen=True)
@@ -54,19 +41,14 @@ class _Function:
 def tanh(x: Any) -> Any:
     if str(x.ty.dtype) != "float32":
         return tirx.tanh(x)
-    bounded = tirx.max(tirx.min(x, _like(x, _TANH_BOUND)), _like(x, -_TANH_BOUND))
-    square = bounded * bounded
-    return bounded * _polynomial(square, _TANH_ABOVE) / _polynomial(square, _TANH_BELOW)
+    bounded = _clipped(x, -MOST_TANH, MOST_TANH)
+    above, below = (polynomial(bounded * bounded, each) for each in OF_TANH)
+    return bounded * above / below
 
 
 def sigmoid(x: Any) -> Any:
     half = _like(x, 0.5)
     return tanh(x * half) * half + half
-
-
-def _polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
-    first, *others = (_like(x, each) for each in coefficients)
-    return reduce(lambda value, each: value * x + each, others, first)
 
 
 def _like(x: Any, number: float) -> Any:

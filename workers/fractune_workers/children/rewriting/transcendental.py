@@ -28,8 +28,8 @@ _WIDE = "float64"
 _LOG2_E, _LN_2, _EXPONENT_BITS, _BIAS = 1.44269504088896341, 0.6931471805599453, 23, 127
 _LEAST_EXP, _MOST_EXP = -88.3762626647949, 88.3762626647950
 _OF_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-_MOST_TANH = 9.0
-_OF_TANH = (
+MOST_TANH = 9.0
+OF_TANH = (
     (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05,
      6.37261928875436e-04, 4.89352455891786e-03),
     (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03),
@@ -64,7 +64,7 @@ def number(value: float, like: Any) -> Any:
     return tirx.const(value, like.ty.dtype)
 
 
-def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
+def polynomial(x: Any, coefficients: Sequence[float]) -> Any:
     """The coefficient of the highest power first."""
     first, *others = coefficients
     return reduce(lambda total, each: total * x + number(each, x), others, number(first, x))
@@ -82,7 +82,7 @@ def exp(x: Any) -> Any:
     def by_parts(x: Any, near: Any, whole: Any) -> Any:
         """2 to a whole number, times the exponential of what remains."""
         bits = (whole + number(_BIAS, x)).astype("int32") << tirx.const(_EXPONENT_BITS, "int32")
-        rest = let(near - whole * number(_LN_2, x), lambda f: _polynomial(f, _OF_EXP) * f * f + f + number(1, x))
+        rest = let(near - whole * number(_LN_2, x), lambda f: polynomial(f, _OF_EXP) * f * f + f + number(1, x))
         return tirx.Max(tirx.reinterpret("float32", bits) * rest, x)
 
     def of_near(x: Any, near: Any) -> Any:
@@ -99,12 +99,12 @@ def _odd_quotient(x: Any, most: float, quotient: tuple[Sequence[float], Sequence
     above, below = quotient
     return let(
         _within(x, most),
-        lambda x: let(x * x, lambda square: x * _polynomial(square, above) / _polynomial(square, below)),
+        lambda x: let(x * x, lambda square: x * polynomial(square, above) / polynomial(square, below)),
     )
 
 
 def tanh(x: Any) -> Any:
-    return tirx.tanh(x) if x.ty.dtype == _WIDE else _odd_quotient(x, _MOST_TANH, _OF_TANH)
+    return tirx.tanh(x) if x.ty.dtype == _WIDE else _odd_quotient(x, MOST_TANH, OF_TANH)
 
 
 def _erf(x: Any) -> Any:
