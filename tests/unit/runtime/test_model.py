@@ -41,13 +41,14 @@ def model(small: Small) -> Model:
     return fractune.load(small.bundle)
 
 
-def truth(small: Small, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def truth(model: Path, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """ONNX Runtime's output, by one thread."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(small.model), options, providers=["CPUExecutionProvider"])
-    output: np.ndarray[Any, Any] = session.run(None, {"x": x})[0]
+    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    output: np.ndarray[Any, Any] = session.run(None, inputs)[0]
     return output
 
 
@@ -62,7 +63,7 @@ def run_script(script: str, *args: str) -> Any:
 
 def test_every_variant_gives_what_onnx_runtime_gives(small: Small, model: Model) -> None:
     inputs = model.random_inputs(seed=3)
-    expected = truth(small, inputs["x"])
+    expected = truth(small.model, inputs)
     for variant in (None, "cpu:1", "cpu:2", "untuned"):
         (output,) = model.run(inputs, variant)
         np.testing.assert_allclose(output, expected, rtol=1e-4)

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +16,10 @@ from fractune_runtime import runner
 from fractune_runtime.model import LOOK_S
 from fractune_runtime.runner import CallersThread
 from fractune_runtime.tvm_runtime.runtime import load_runtime
-from tests.support.paths import REPOSITORY
 from tests.support.processes.forked import succeeds_in_child
 from tests.support.real_bundle import Small
 from tests.unit.runtime.conftest import Clock
+from tests.unit.runtime.test_model import run_script as run_alone
 
 CPUS = sorted(os.sched_getaffinity(0))
 needs_two = pytest.mark.skipif(len(CPUS) < 2, reason="one CPU")
@@ -49,12 +47,7 @@ runtime.load_runtime()
 
 
 def run_script(script: str, *args: str) -> Any:
-    """The JSON that a fresh interpreter prints; it must end well and say nothing else."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-c", BEGIN + script, *args]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    return json.loads(ended.stdout)
+    return run_alone(BEGIN + script, *args)
 
 
 FULL_AND_ONE = """

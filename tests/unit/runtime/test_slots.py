@@ -12,6 +12,7 @@ from fractune import Model
 from fractune.cli import main
 from fractune_core.errors import BadRequest
 from tests.support.real_bundle import FusedVariants, Small
+from tests.unit.runtime.test_model import truth
 
 SHAPE = (1, 4, 16, 16)
 
@@ -23,15 +24,6 @@ def model(fused: FusedVariants) -> Model:
 
 def image(seed: int) -> dict[str, Any]:
     return {"x": np.random.default_rng(seed).standard_normal(SHAPE).astype("float32")}
-
-
-def truth(path: Path, inputs: dict[str, Any]) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return session.run(None, inputs)[0]
 
 
 @pytest.mark.parametrize("slot", [0, 1])
