@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +69,6 @@ def _of_tvm(operator: dict[str, Any]) -> str:
     """The workloads without Triton's, which is there where it is installed."""
     workloads = parted_workloads(operator["workload"])
     return joined_workloads({name: each for name, each in workloads.items() if name != TRITON})
-
-
-@pytest.fixture(scope="module")
-def search() -> Iterator[Child]:
-    child = Child("fractune_workers.children.searching.child", ["2"])
-    yield child
-    child.stop()
-
-
-@pytest.fixture(scope="module")
-def builder() -> Iterator[Child]:
-    child = Child("fractune_workers.children.building.child")
-    yield child
-    child.stop()
 
 
 def traces(search: Child, operator: dict[str, Any], count: int) -> list[str]:

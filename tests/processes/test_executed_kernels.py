@@ -130,14 +130,6 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def search() -> Iterator[Child]:
-    """Of one thread: two draw other candidates each time."""
-    child = Child("fractune_workers.children.searching.child", ["1"])
-    yield child
-    child.stop()
-
-
-@pytest.fixture(scope="module")
 def builder() -> Iterator[Child]:
     child = Child(_CHILD)
     yield child

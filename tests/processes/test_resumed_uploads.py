@@ -19,7 +19,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.admin import Admin
 from tests.processes.test_access import Place, client_credentials, running_place
 from tests.support.processes.cutting_proxy import cutting_proxy
-from tests.support.processes.redis_process import running_redis, wait_until
+from tests.support.processes.redis_process import wait_until
 from tests.support.processes.server_process import Client, ServerProcess, as_call, running_server
 
 SIZE = 48 << 20
@@ -28,12 +28,6 @@ TWICE = 11 << 20
 grows where the server is slow to read"""
 FRAMES = SIZE // 50
 """gRPC's and HTTP/2's own bytes around the data, and the other calls"""
-
-
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with running_redis() as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

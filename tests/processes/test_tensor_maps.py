@@ -110,13 +110,6 @@ load_objects([Path(sys.argv[1]).read_bytes()])["main"](*arguments)
 """
 
 
-@pytest.fixture(scope="module")
-def builder() -> Any:
-    child = Child("fractune_workers.children.building.child")
-    yield child
-    child.stop()
-
-
 def operator_of(function: Any, target: str = "cuda:sm_90") -> dict[str, Any]:
     """As ingest gives it to a builder."""
     own = parted_workloads(write_workloads({DIRECT: Workload.of(tvm.IRModule({"main": function}))}))[DIRECT]

@@ -113,13 +113,6 @@ def build(builder: Child, operator: dict[str, Any], decisions: dict[str, Any], *
 LARGE = {"rows": 128, "columns": 128, "depth": 64, "warps": 8, "stages": 3}
 
 
-@pytest.fixture(scope="module")
-def builder() -> Any:
-    child = Child("fractune_workers.children.building.child")
-    yield child
-    child.stop()
-
-
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.parametrize(
     ("arch", "multiplies", "tma"),

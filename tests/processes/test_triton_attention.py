@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,20 +75,6 @@ print(json.dumps({"workload_hash": name, "workload": write_workloads(workloads)}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return found
-
-
-@pytest.fixture(scope="module")
-def search() -> Iterator[Child]:
-    child = Child("fractune_workers.children.searching.child", ["1"])
-    yield child
-    child.stop()
-
-
-@pytest.fixture(scope="module")
-def builder() -> Iterator[Child]:
-    child = Child("fractune_workers.children.building.child")
-    yield child
-    child.stop()
 
 
 def target_of(name: str) -> str:
