@@ -18,7 +18,6 @@ from fractune.local.doctor import (
     cuda_uses,
     limit_text,
     limit_use,
-    making_text,
     packages,
     required,
 )
@@ -285,10 +284,3 @@ def test_cpus(found: CpusHere, lines: list[str]) -> None:
 )
 def test_the_limit_that_holds(found: dict[str, Any], text: str) -> None:
     assert limit_text(LimitsHere(**found).to_json()) == text
-
-
-def test_the_way_to_make_a_limit() -> None:
-    ways = [making_text(LimitsHere(made_by=way).to_json()) for way in ("cgroup", "systemd-run", "")]
-    assert ways == ["by a child cgroup", "by a scope of systemd", ""]
-    under = LimitsHere("/sys/fs/cgroup/pod", 500, 100_000, made_by="cgroup")
-    assert making_text(under.to_json()) == "by a child cgroup, up to 500m"

@@ -22,8 +22,7 @@ from tests.unit.server.store.records.test_log import LogContract
 from tests.unit.server.store.records.test_validated import ValidatedContract
 from tests.unit.server.store.test_jobs import JobsContract
 from tests.unit.server.store.test_store import KeptContract
-from tests.unit.server.store.test_tenants import LimitsContract, TenantsContract
-from tests.unit.server.store.test_tokens import TokensContract
+from tests.unit.server.store.test_tenants import LimitsContract, TenantsContract, TokensContract
 
 
 @pytest.fixture

@@ -47,6 +47,19 @@ def record_of(store: Store) -> TuningRecord:
     return next(store.log.all(RecordFilter()))
 
 
+def opened(connection: redis.Redis, store: Store, timeout_ms: int = 0) -> Recorder:
+    """A recorder that has looked once."""
+    recorder = Recorder(connection, store.log, SECRET, list)
+    recorder.poll(timeout_ms)
+    return recorder
+
+
+def record_all(connection: redis.Redis, store: Store) -> Recorder:
+    recorder = opened(connection, store, 10)
+    recorder.acknowledge(recorder.poll(10))
+    return recorder
+
+
 def test_results_are_committed_before_they_are_acknowledged(connection: redis.Redis, store: Store) -> None:
     send(connection, record("a"), record("b"))
     send(connection, record("c"), stream=redis_names.SERVER_STREAM)
@@ -66,8 +79,7 @@ def test_how_long_a_result_was_under_way_is_told_by_redis_clock(connection: redi
     long_ago_ms = (now_s[0] - 100) * 1000
     entry: Any = {redis_names.EVENT_FIELD: seal_event(SECRET, event)}
     connection.xadd(redis_names.SERVER_STREAM, entry, id=f"{long_ago_ms}-0")
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(0)
+    recorder = opened(connection, store)
     lags_s = sorted(recorder.acknowledge(recorder.poll(10)))
     assert 0 <= lags_s[0] < 60
     assert 100 <= lags_s[1] < 160
@@ -96,8 +108,7 @@ def test_an_unreadable_result_is_set_aside_whole_and_the_others_are_recorded(
     for text in unreadable:
         connection.xadd(STREAM, {redis_names.EVENT_FIELD: text})
     send(connection, record("a"))
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(10)
+    recorder = opened(connection, store, 10)
     batch = recorder.poll(10)
     recorder.acknowledge(batch)
     assert count(store) == 1
@@ -131,8 +142,7 @@ def test_whoever_waits_for_an_unreadable_result_hears_that_it_failed(
     connection: redis.Redis, store: Store, event: Any, failed: tuple[str, str, str]
 ) -> None:
     connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(0)
+    recorder = opened(connection, store)
     (arrival,) = recorder.poll(0).arrivals
     found = arrival.event
     assert isinstance(found, WorkFailed)
@@ -153,8 +163,7 @@ def test_whoever_waits_for_an_unreadable_result_hears_that_it_failed(
 )
 def test_nobody_waits_for_other_results(connection: redis.Redis, store: Store, event: Any) -> None:
     connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(0)
+    recorder = opened(connection, store)
     assert recorder.poll(0).arrivals == []
     assert connection.xlen(redis_names.UNREADABLE) == 1
 
@@ -162,9 +171,7 @@ def test_nobody_waits_for_other_results(connection: redis.Redis, store: Store, e
 def test_a_result_that_somebody_else_gives_once_more_is_set_aside(connection: redis.Redis, store: Store) -> None:
     event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": record("a").to_json()}
     connection.xadd(redis_names.SERVER_STREAM, {redis_names.REPLAYED_FIELD: seal_event(SECRET, event)})
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(10)
-    recorder.acknowledge(recorder.poll(10))
+    record_all(connection, store)
     assert connection.xlen(redis_names.UNREADABLE) == 1
     assert count(store) == 0
 
@@ -177,9 +184,7 @@ def test_a_replay_of_another_time_is_set_aside(
     send_once_more(connection, record("a"))
     issued_at = time.time()
     monkeypatch.setattr("time.time", lambda: issued_at + age_s)
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(10)
-    recorder.acknowledge(recorder.poll(10))
+    recorder = record_all(connection, store)
     assert count(store) == 0
     monkeypatch.undo()
     assert reason in unreadable_results(connection, 1)[0][0].reason
@@ -199,9 +204,7 @@ def test_a_part_of_a_result_that_is_no_object_is_set_aside(connection: redis.Red
         event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": measured}
         signed = sign_json(SECRET, "a result", torn if part == "event" else event)
         connection.xadd(STREAM, {redis_names.EVENT_FIELD: signed})
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(10)
-    recorder.acknowledge(recorder.poll(10))
+    record_all(connection, store)
     assert connection.xlen(redis_names.UNREADABLE) == len(parts) * len(others)
     assert count(store) == 0
 
@@ -217,8 +220,7 @@ def test_a_result_that_the_fleet_did_not_sign_changes_nothing_and_is_set_aside(
         "of another fleet": seal_event(b"another secret", event),
     }[forged]
     connection.xadd(STREAM, {redis_names.EVENT_FIELD: text})
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(10)
+    recorder = opened(connection, store, 10)
     batch = recorder.poll(10)
     recorder.acknowledge(batch)
     assert batch.arrivals == []  # not even a lost round: nobody knows whether the round is the writer's
@@ -231,9 +233,7 @@ def test_a_result_that_the_fleet_did_not_sign_changes_nothing_and_is_set_aside(
 
 def test_an_entry_without_an_event_is_nothing_to_keep(connection: redis.Redis, store: Store) -> None:
     connection.xadd(STREAM, {"other": "field"})
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(10)
-    recorder.acknowledge(recorder.poll(10))
+    record_all(connection, store)
     assert connection.xlen(redis_names.UNREADABLE) == 0
     assert connection.xpending(STREAM, redis_names.RECORDER)["pending"] == 0
 
@@ -245,17 +245,14 @@ def test_a_result_of_a_later_version_is_recorded_without_what_it_adds(connection
         part["new_in_a_later_version"] = 1
     event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": later}
     connection.xadd(STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(10)
-    recorder.acknowledge(recorder.poll(10))
+    record_all(connection, store)
     assert record_of(store) == plain
     assert connection.xlen(redis_names.UNREADABLE) == 0
 
 
 def test_thousands_of_results_in_a_row_are_all_committed(connection: redis.Redis, store: Store) -> None:
     send(connection, *(record(f"c{index}") for index in range(2500)))
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(10)
+    recorder = opened(connection, store, 10)
     while count(store) < 2500:
         recorder.acknowledge(recorder.poll(10))
     assert count(store) == 2500
@@ -265,9 +262,7 @@ def test_thousands_of_results_in_a_row_are_all_committed(connection: redis.Redis
 def test_a_stream_is_cut_to_what_some_group_still_needs(connection: redis.Redis, store: Store) -> None:
     connection.xgroup_create(STREAM, redis_names.TUNER, id="0", mkstream=True)
     send(connection, *(record(f"c{index}") for index in range(10)))
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(10)
-    recorder.acknowledge(recorder.poll(10))
+    recorder = record_all(connection, store)
     trim(connection, recorder, alive=["tune-1"], needed=[])
     assert connection.xlen(STREAM) == 10
     entries = connection.xreadgroup(redis_names.TUNER, "tune-1", {STREAM: ">"}, count=6)
@@ -282,8 +277,7 @@ def test_the_stream_of_a_dead_instance_goes_when_it_is_drained_and_unneeded(
     connection: redis.Redis, store: Store
 ) -> None:
     send(connection, record("a"))
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(10)
+    recorder = opened(connection, store, 10)
     trim(connection, recorder, alive=[], needed=[])
     assert connection.exists(STREAM)
     recorder.acknowledge(recorder.poll(10))
@@ -301,9 +295,7 @@ def test_a_batch_that_is_given_up_becomes_records_of_crashes(connection: redis.R
     write_dead_letters(connection, SECRET, BUILD, None)
     assert not is_marked(connection, DONE, "work1"), "nobody waits for a round that is over"
     write_dead_letters(connection, SECRET, BUILD, RoundPlace(DEVICE, granted))
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(10)
-    recorder.acknowledge(recorder.poll(10))
+    record_all(connection, store)
     found = list(store.log.all(RecordFilter()))
     assert {(each.candidate_id, each.share) for each in found} == {
         (candidate, share) for candidate in ("c1", "c2") for share in shares
@@ -320,9 +312,7 @@ def test_a_first_candidate_that_is_given_up_becomes_the_trial_that_its_round_wai
     round_ = replace(BUILD.round, validates=True)
     work = replace(BUILD, round=round_, purpose=Kind.VALIDATION, candidates=both, shares=["cpu:1"])
     write_dead_letters(connection, SECRET, work, RoundPlace(DEVICE, {"cpu:1": granted}))
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(10)
-    recorder.acknowledge(recorder.poll(10))
+    record_all(connection, store)
     (found,) = store.log.all(RecordFilter())
     assert (found.candidate_id, found.kind, found.status) == ("c1", Kind.TRIAL, Status.CRASHED)
     assert found.record_id == record_id(round_.id, "c1", "cpu:1")
@@ -353,8 +343,7 @@ def test_a_piece_that_cannot_be_read_is_set_aside(connection: redis.Redis, store
 
 def test_a_stream_whose_name_nobody_can_read_is_passed_over(connection: redis.Redis, store: Store) -> None:
     connection.sadd(redis_names.STREAMS, b"\xff")
-    recorder = Recorder(connection, store.log, SECRET, list)
-    recorder.poll(0)
+    recorder = opened(connection, store)
     assert recorder.streams == {redis_names.SERVER_STREAM, STREAM}
 
 

@@ -394,8 +394,9 @@ class Database:
     def check_writable(self) -> None:
         """Raises StateUnusable if the database rejects writes now. Changes nothing."""
         with self.write() as connection:
-            # It takes the lock that a write needs, and deletes nothing.
-            connection.execute(sa.delete(roofs).where(sa.false()))
+            connection.execute(
+                sa.delete(roofs).where(sa.false())
+            )  # takes the lock that a write needs, and deletes nothing
 
     def check_lock(self) -> None:
         """Raises StateUnusable if this server's lock is lost, and another server may be working."""

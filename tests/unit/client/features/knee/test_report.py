@@ -131,9 +131,8 @@ def test_a_measured_loss_has_its_interval() -> None:
     assert (predicted["loss_low"], predicted["loss_high"]) == (None, None)
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_every_kind_of_curve_is_drawn(suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / "deep" / f"knee{suffix}"
+def test_every_kind_of_curve_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "knee.png"
     flat: Measured = {"a": (1, [2.0, 2.1]), "b": (66, [2.2]), "c": (132, [2.0])}
     draw_knee([report(), report("a name " * 20, TWO), report("dense", ONE), report("flat", flat)], "knees", path)
     assert path.stat().st_size > 1000

@@ -212,9 +212,8 @@ def test_a_jobs_result_and_published_records_become_tables() -> None:
     assert table.cells["cpu:1"]["cpu:2"].median_s == 0.5
 
 
-@pytest.mark.parametrize("suffix", [".svg", ".png"])
-def test_the_table_is_drawn(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / "deep" / f"table{suffix}"
+def test_the_table_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "table.png"
     check_picture(path)
     draw_table(TABLE, path)
     assert path.stat().st_size > 5_000
@@ -251,7 +250,7 @@ def says_a_difference(table: CrossTable) -> bool:
     return words or any(not lost.is_tie for *_, lost in table.all())
 
 
-@pytest.mark.parametrize("variants", [2, 3, 4])
+@pytest.mark.parametrize("variants", [2, 4])
 def test_a_table_of_one_program_seldom_says_that_something_loses(variants: int) -> None:
     rng, tables = random.Random(0), 600
     alarms = sum(says_a_difference(same_everywhere(rng, variants, repeats=11)) for _ in range(tables))
