@@ -124,7 +124,7 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 .importing.rolling: CHILD .importing.limits .importing.onnx_graph .recurrent
 .importing.onnx_models: CHILD fractune_runtime.tvm_runtime .importing.decomposing .importing.limits
     .importing.onnx_graph .importing.operators .importing.rolling .rewriting .tvm_api google.protobuf | onnxruntime
-.fusing: CHILD .importing .importing.onnx_graph .rewriting .tvm_api
+.fusing: CHILD .importing .importing.onnx_graph .rewriting
 .rewriting: CHILD .tvm_api
 .recurrent: CHILD .rewriting .tvm_api
 .layouts: CHILD .layouts.kernels .rewriting .tvm_api
@@ -180,9 +180,7 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 .features.join: CORE BELOW . | RUNTIME
 .features.goal: CORE BELOW .
 # A process of its own cuts a model, by ONNX and ONNX Runtime.
-.features.parts: CORE BELOW . | RUNTIME
-# A program of its own, which needs no more of the client.
-.features.parts.cutting: CORE RUNTIME numpy onnx onnxruntime
+.features.parts: CORE BELOW . | RUNTIME numpy onnx onnxruntime
 .features.knee: CORE BELOW . .features.matrix | matplotlib
 # A schedule is built again by the builder's sandboxed process.
 .features.log: CORE BELOW . | fractune_workers.builder_process numpy tvm tvm_ffi

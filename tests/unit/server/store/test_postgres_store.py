@@ -20,8 +20,7 @@ from tests.support.store_contract import EVERYTHING, trial
 from tests.unit.server.store.database.test_database import MigrationsContract
 from tests.unit.server.store.records.test_log import LogContract
 from tests.unit.server.store.records.test_validated import ValidatedContract
-from tests.unit.server.store.test_jobs import JobsContract
-from tests.unit.server.store.test_store import KeptContract
+from tests.unit.server.store.test_store import JobsContract, KeptContract
 from tests.unit.server.store.test_tenants import LimitsContract, TenantsContract, TokensContract
 
 

@@ -10,8 +10,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import Path
+from typing import Any
 
+from fractune.features.parts.cutting import ERROR, STAGES, part_name
 from fractune.local.stack import own_env
 from fractune_core.errors import BadModel, shortened
 from fractune_core.files.bundles import Bundle
@@ -51,19 +53,6 @@ class Parts:
         return {step.part: file for file, step in pairs if step.member is None}
 
 
-def part_name(model_name: str, number: int) -> str:
-    """`encoder.part2.onnx`"""
-    name = PurePath(model_name)
-    return f"{name.stem}.part{number}{name.suffix}"
-
-
-def is_part_of(name: str, model_name: str) -> bool:
-    """Whether `part_name` makes `name` of `model_name`."""
-    whole = PurePath(model_name)
-    number = name.removeprefix(f"{whole.stem}.part").removesuffix(whole.suffix)
-    return number.isdecimal() and name == part_name(model_name, int(number))
-
-
 def can_cut() -> bool:
     """Whether what cuts a model, and runs its parts, is installed. Nothing is imported."""
     return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
@@ -84,13 +73,11 @@ def cut_model(model: Path, shapes: Mapping[str, Sequence[int]], refused: Sequenc
         )
     except subprocess.TimeoutExpired as error:
         raise BadModel(f"{model.name}: cutting it took more than {_CUT_TIMEOUT_S:.0f} s") from error
-    try:
-        answer = json.loads(ended.stdout.splitlines()[-1])
-    except (IndexError, ValueError) as error:
-        raise BadModel(f"{model.name}: the process that cuts it {_end_text(ended)}") from error
-    if "error" in answer:
-        raise BadModel(answer["error"])
-    stages = Stages.from_json(answer["stages"])
+    if (folder / ERROR).exists():
+        raise BadModel((folder / ERROR).read_text(encoding="utf-8"))
+    if not (folder / STAGES).exists():
+        raise BadModel(f"{model.name}: the process that cuts it {_end_text(ended)}")
+    stages = Stages.from_json(json.loads((folder / STAGES).read_text(encoding="utf-8")))
     if len(stages.parts) == len(stages.steps):
         raise BadModel(f"{model.name}: nothing that can be imported is worth a part of its own")
     files = []
@@ -133,16 +120,17 @@ def join_parts(model: Path, parts: Parts, bundles: Sequence[Path], new: NewBundl
 
 def _of_member(step: Step, bundle: Bundle) -> Step:
     """The step with inputs and outputs in the order of its bundle, which may have dropped an input."""
-    inputs, outputs = (
-        [Tensor(each["name"], each["dtype"], list(each["shape"])) for each in bundle.manifest[name]]
-        for name in ("inputs", "outputs")
-    )
+    inputs, outputs = (_ordered(bundle.manifest[name]) for name in ("inputs", "outputs"))
     held = {each.name: each for each in (*step.inputs, *step.outputs)}
     strangers = [each.name for each in (*inputs, *outputs) if held.get(each.name) != each]
     if strangers or {each.name for each in outputs} != {each.name for each in step.outputs}:
         name = (strangers or [step.outputs[0].name])[0]
         raise BadModel(f"the value '{name}' between two parts of the model has another type or shape when imported")
     return replace(step, inputs=inputs, outputs=outputs)
+
+
+def _ordered(tensors: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    return [Tensor(each["name"], each["dtype"], list(each["shape"])) for each in tensors]
 
 
 def may_cut(spec: JobSpec, error: BadModel) -> bool:

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any
 
+import tvm_ffi
 from tvm import te, tirx
 from tvm.ir import Call
 
 from fractune_workers.children.rewriting import expressions
-from fractune_workers.children.tvm_api.tir import parts_of
 
 SHORT = ("float16", "bfloat16")
 _WIDE = "float64"
@@ -55,7 +55,9 @@ def let(value: Any, use: Callable[[Any], Any]) -> Any:
 
 
 def _reads_bfloat16(value: Any) -> bool:
-    return any(str(call.ty.dtype) == "bfloat16" for call in parts_of(value, Call))
+    calls: list[Any] = []
+    tvm_ffi.structural_walk(value, (Call, calls.append))
+    return any(str(call.ty.dtype) == "bfloat16" for call in calls)
 
 
 def number(value: float, like: Any) -> Any:
