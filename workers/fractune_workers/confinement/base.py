@@ -36,7 +36,7 @@ class Confinement(Protocol):
     @property
     def gpu_uuid(self) -> str | None:
         """The whole GPU that the share is a part of; None for a CPU share."""
-        ...
+        return None
 
     @property
     def fault_domain(self) -> str | None:

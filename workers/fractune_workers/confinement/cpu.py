@@ -28,10 +28,6 @@ class CpuConfinement(Confinement):
         self._topology = CpuTopology.read(root)
         self.cores: list[int] = list(units) or self._topology.choose(self._allowed, share.cores)
 
-    @property
-    def gpu_uuid(self) -> str | None:
-        return None
-
     def probe(self) -> None:
         wanted = self.share.cores
         if wanted > len(self._allowed):

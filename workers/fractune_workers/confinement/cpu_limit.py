@@ -59,10 +59,6 @@ class CpuLimitConfinement(Confinement):
         self._made: Path | None = None
         self._came_from: Path | None = None
 
-    @property
-    def gpu_uuid(self) -> str | None:
-        return None
-
     def probe(self) -> None:
         here = len(self._allowed)
         if max(self._size.span, self._size.cores) > here:

@@ -202,8 +202,6 @@ def _bytes_of(buffer: Any) -> int:
 #
 # They follow from the schedule, so a trace is enough to build the same code again.
 
-_LOWERING_DYNAMIC = "shared.dyn"
-
 
 def lowered(mod: tvm.IRModule, lower: Callable[[tvm.IRModule], tvm.IRModule]) -> tvm.IRModule:
     """The scheduled module, lowered by TVM's pipeline with the options that it needs.
@@ -238,7 +236,7 @@ def _options(mod: tvm.IRModule) -> dict[str, bool]:
     loops: list[Any] = []
     for function in mod.functions.values():
         tvm_ffi.structural_walk(function.body, [(s_tir.SBlock, blocks.append), (tvm.tirx.For, loops.append)])
-    buffers = [buffer for block in blocks for buffer in block.alloc_buffers if buffer.scope() == _LOWERING_DYNAMIC]
+    buffers = [buffer for block in blocks for buffer in block.alloc_buffers if buffer.scope() == _DYNAMIC]
     needed = {
         # StorageRewrite lets a tile of sums reuse that of operands; of another type, TVM cannot address it then. What
         # tiles share of dynamic memory is decided later anyway (MergeSharedMemoryAllocations).

@@ -28,7 +28,7 @@ from fractune_workers.children.tvm_api.target import VectorUnit
 
 __all__ = ["Attention", "attended", "in_vectors"]
 
-_WIDE = "float32"
+_FLOAT = "float32"
 _NAME = "attention"
 _FORM = "fractune.attention"
 """Attribute of the plain kernel: JSON of its `Attention`, whether it has a past, and the shape of its bias"""
@@ -71,12 +71,12 @@ def in_vectors(planner: Planner, call: Any, unit: VectorUnit) -> tuple[Any, None
     """
     function = planner.builder_.get()[call.args[0]]
     text = str((function.attrs or {}).get(_FORM, ""))
-    if not text or len(text) > _LONGEST_FORM or str(call.ty.dtype) != _WIDE:
+    if not text or len(text) > _LONGEST_FORM or str(call.ty.dtype) != _FLOAT:
         return None
     try:
         sizes, has_past, bias = json.loads(text)
         of = Attention(**sizes)
-        is_plain = bool(tvm_ffi.structural_equal(function, _plain_kernel(of, _WIDE, has_past, bias)))
+        is_plain = bool(tvm_ffi.structural_equal(function, _plain_kernel(of, _FLOAT, has_past, bias)))
     except (ValueError, TypeError, RecursionError, ZeroDivisionError):
         return None
     if not is_plain:
@@ -91,22 +91,22 @@ def _attention(of: Attention, dtype: str, tensors: Sequence[te.Tensor], past: An
     shape = (of.batch, of.heads, of.tokens)
 
     def product(b: Any, n: Any, s: Any, key: Any) -> Any:
-        query = queries(*of.query_place(b, s, n, d)).astype(_WIDE)
-        return te.sum(query * keys(b, n // of.group, key, d).astype(_WIDE), axis=d)
+        query = queries(*of.query_place(b, s, n, d)).astype(_FLOAT)
+        return te.sum(query * keys(b, n // of.group, key, d).astype(_FLOAT), axis=d)
 
     products = te.compute((*shape, of.keys), product, name="products")
 
     def score(b: Any, n: Any, s: Any, key: Any) -> Any:
-        value = products(b, n, s, key) * tirx.const(of.scale, _WIDE)
+        value = products(b, n, s, key) * tirx.const(of.scale, _FLOAT)
         if of.softcap:
-            value = te.tanh(value / tirx.const(of.softcap, _WIDE)) * tirx.const(of.softcap, _WIDE)
+            value = te.tanh(value / tirx.const(of.softcap, _FLOAT)) * tirx.const(of.softcap, _FLOAT)
         if bias is not None:
             place = zip((b, n, s, key), bias.shape, strict=True)
-            value = value + bias(*(each if int(size) > 1 else 0 for each, size in place)).astype(_WIDE)
+            value = value + bias(*(each if int(size) > 1 else 0 for each, size in place)).astype(_FLOAT)
         before = past(b) if past is not None else tirx.const(of.keys - of.tokens, "int32")
         begin, end = of.seen(before, s.astype("int32"))
         at = key.astype("int32")
-        return tirx.if_then_else(tirx.And(at >= begin, at < end), value, tirx.const(UNSEEN, _WIDE))
+        return tirx.if_then_else(tirx.And(at >= begin, at < end), value, tirx.const(UNSEEN, _FLOAT))
 
     scores = te.compute((*shape, of.keys), score, name="scores")
     largest = _largest(of, scores, sink)
@@ -115,7 +115,7 @@ def _attention(of: Attention, dtype: str, tensors: Sequence[te.Tensor], past: An
     totals = te.compute(shape, lambda *at: te.sum(weights(*at, i), axis=i), name="totals")
 
     def weighted(b: Any, n: Any, s: Any, at: Any) -> Any:
-        return te.sum(weights(b, n, s, k) * values(b, n // of.group, k, at).astype(_WIDE), axis=k)
+        return te.sum(weights(b, n, s, k) * values(b, n // of.group, k, at).astype(_FLOAT), axis=k)
 
     sums = te.compute((*shape, of.value_width), weighted, name="sums")
 
@@ -123,8 +123,8 @@ def _attention(of: Attention, dtype: str, tensors: Sequence[te.Tensor], past: An
         b, n, s = (at[0], at[1], at[2]) if of.by_heads else (at[0], at[2], at[1])
         total = totals(b, n, s)
         if sink is not None:
-            total = total + te.exp(sink(n).astype(_WIDE) - largest(b, n, s))
-        made, nothing = sums(b, n, s, at[3]) / total, tirx.const(0.0, _WIDE)
+            total = total + te.exp(sink(n).astype(_FLOAT) - largest(b, n, s))
+        made, nothing = sums(b, n, s, at[3]) / total, tirx.const(0.0, _FLOAT)
         return (tirx.Select(total == nothing, nothing, made) if of.zero_unseen else made).astype(dtype)
 
     return te.compute(of.query_shape(of.value_width), quotient, name="attention")
@@ -138,14 +138,13 @@ def _largest(of: Attention, scores: te.Tensor, sink: te.Tensor | None) -> te.Ten
         return made
 
     def larger(batch: Any, head: Any, token: Any) -> Any:
-        least = tirx.const(LOWEST, _WIDE) if sink is None else sink(head).astype(_WIDE)
+        least = tirx.const(LOWEST, _FLOAT) if sink is None else sink(head).astype(_FLOAT)
         return te.max(made(batch, head, token), least)
 
     return te.compute(scores.shape[:-1], larger, name="larger")
 
 
 _RANK = 4
-_FLOAT = "float32"
 _TURNED = [0, 1, 3, 2]
 _SAME_NUMBERS = ("reshape", "expand_dims")
 

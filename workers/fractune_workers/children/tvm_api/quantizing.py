@@ -12,12 +12,11 @@ from fractune_core.targets import TF32
 from fractune_core.tir.canonical import WHOLE_NUMBERS
 from fractune_workers.children.tvm_api import arrays
 
+_SELECT = "prim.if_then_else"
+
 # Operators that round to half precision: the operands of their sums, and the same operator in float32.
 #
 # Targets that allow TensorFloat-32 round the operands of products in float32.
-
-
-_HALF_PRECISION_SELECT = "prim.if_then_else"
 
 
 def rounded_to(mod: tvm.IRModule, *, tf32: bool = False) -> list[str]:
@@ -74,7 +73,7 @@ def _factors(value: Any) -> list[Any]:
 def _source(value: Any, made: dict[Any, Any]) -> Any:
     """The buffer that a value was copied from, through padding, changes of layout and of type."""
     value = _uncast(value)
-    if type(value).__name__ == "Call" and value.op.name == _HALF_PRECISION_SELECT:
+    if type(value).__name__ == "Call" and value.op.name == _SELECT:
         return _source(value.args[1], made)
     if type(value).__name__ != "TensorLoad":
         return None
@@ -112,7 +111,7 @@ def whole_numbers(mod: Any) -> dict[int, list[int]]:
     return found
 
 
-_ROUND, _SELECT = "tirx.nearbyint", "prim.if_then_else"
+_ROUND = "tirx.nearbyint"
 _LIMITS = {"Min": arrays.HIGH, "Max": arrays.LOW}
 
 
