@@ -8,14 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fractune_core.cpu_limits import (
-    CpuLimit,
-    Service,
-    capacity_per_s,
-    least_quota_m,
-    loop_per_s,
-    threads_text,
-)
+from fractune_core.cpu_limits import CpuLimit, Service, capacity_per_s, least_quota_m, loop_per_s, threads_text
 from fractune_core.errors import BadRequest
 from fractune_core.served import LOAD, poisson
 

@@ -394,9 +394,8 @@ class Database:
     def check_writable(self) -> None:
         """Raises StateUnusable if the database rejects writes now. Changes nothing."""
         with self.write() as connection:
-            connection.execute(
-                sa.delete(roofs).where(sa.false())
-            )  # takes the lock that a write needs, and deletes nothing
+            # It takes the lock that a write needs, and deletes nothing.
+            connection.execute(sa.delete(roofs).where(sa.false()))
 
     def check_lock(self) -> None:
         """Raises StateUnusable if this server's lock is lost, and another server may be working."""
