@@ -43,30 +43,26 @@ def test_an_onnx_file_is_timed_in_onnx_runtime(small: Small) -> None:
     assert (found.best.threads, found.best.replicas) == (1, 1)
 
 
-def test_a_bundle_is_timed_with_its_variants(small: Small) -> None:
-    before = os.sched_getaffinity(0)
-    lines: list[str] = []
-    found = fractune.fit(small.bundle, 5, 0.5, progress=lines.append)
-    assert [service.threads for service in found.measured.services] == [1, 2]
-    assert lines[0] == "timing small.fractune in fractune without a limit, with 1, 2 threads"
-    assert 'fractune.load("small.fractune", threads=1)' in found.settings[1]
-    assert os.sched_getaffinity(0) == before
-    with pytest.raises(BadRequest, match=r"^inputs: the shapes of small\.fractune were fixed"):
-        fractune.fit(small.bundle, 5, 0.5, inputs={"x": [1, 4, 16, 16]}, progress=False)
-
-
 @pytest.mark.parametrize("file", [pytest.param("model", marks=pytest.mark.long), "bundle"])
 def test_a_limit_is_verified_for_real(small: Small, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
-    """The model takes some 20 us, so the smallest limit keeps half a second."""
+    """The model takes some 20 us, so the smallest limit keeps half a second. A bundle is timed with its variants."""
     if lacks := LimitCgroups().lacks():
         pytest.skip(f"no cgroup can be made here: {lacks}")
     monkeypatch.setattr(measuring, "enough_requests", lambda *_: 200)
+    before, lines, path = os.sched_getaffinity(0), list[str](), getattr(small, file)
     with capped_cgroup(cores=None) as cgroup, cgroup.joined():
-        found = fractune.fit(getattr(small, file), "100/s", "500ms", share_steps="200m", verify=True, progress=False)
+        found = fractune.fit(path, "100/s", "500ms", share_steps="200m", verify=True, progress=lines.append)
         assert not list(cgroup.folder.rglob("fractune-limit-*"))
     assert found.verified is not None
     assert (found.verified.requests, found.verified.held) == (200, True)
     assert 0 < found.verified.p50_s <= found.verified.p99_s < 0.5
+    assert os.sched_getaffinity(0) == before
+    if file == "bundle":
+        assert [service.threads for service in found.measured.services] == [1, 2]
+        assert lines[0] == "timing small.fractune in fractune without a limit, with 1, 2 threads"
+        assert 'fractune.load("small.fractune", threads=1)' in found.settings[1]
+        with pytest.raises(BadRequest, match=r"^inputs: the shapes of small\.fractune were fixed"):
+            fractune.fit(path, 5, 0.5, inputs={"x": [1, 4, 16, 16]}, progress=False)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="FastAPI is not installed here")
