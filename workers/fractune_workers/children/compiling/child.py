@@ -108,8 +108,7 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
         operators.append(described(f"attention{number or ''}", 0, by_name[DIRECT].mod))
         workloads[own] = by_name
     hashes = {own: workload_hash(write_workloads(by_name)) for own, by_name in workloads.items()}
-    names = signature.names_in_file(loaded.files[0], constants_in(json.loads(inputs)))
-    metadata = signature.metadata_in_file(loaded.files[0])
+    names, metadata = signature.of_file(loaded.files[0], constants_in(json.loads(inputs)))
     return _Prepared(
         direct=direct,
         operators=operators,

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import tvm
 from tvm import relax
 
@@ -13,6 +14,7 @@ from fractune_core.files.archives import Archive, BadArchive
 from fractune_core.files.manifests import is_dim_name
 from fractune_core.files.model_files import read_interface
 from fractune_core.model_inputs import constants_in, shapes_in
+from fractune_workers.children.importing import onnx_graph
 from fractune_workers.children.layouts.last_token import gives_last_token
 
 _ZIP = b"PK\x03\x04"
@@ -24,22 +26,18 @@ Names = tuple[list[str], list[str]]
 """of the inputs and of the outputs"""
 
 
-def names_in_file(data: bytes, constants: Collection[str] = ()) -> Names:
-    """The names of inputs and outputs in the bytes of a model file, where TVM does not keep them; empty lists for
-    formats without such names. `constants` are no longer inputs.
+def of_file(data: bytes, constants: Collection[str] = ()) -> tuple[Names, dict[str, Any]]:
+    """From the bytes of a model file: the names of inputs and outputs, where TVM does not keep them, and what an ONNX
+    file says about itself. Empty for other formats. `constants` are no longer inputs.
     """
-    inputs, outputs = _torch_names(data) if data.startswith(_ZIP) else _onnx_names(data)
-    return [name for name in inputs if name not in constants], outputs
-
-
-def _onnx_names(data: bytes) -> Names:
-    """TVM turns names into identifiers, and so changes `input.1`."""
-    from fractune_workers.children.importing.onnx_graph import inputs_of, parsed
-
-    model = parsed(data)
+    if data.startswith(_ZIP):
+        return _torch_names(data), {}
+    model = onnx_graph.parsed(data)
     if model is None:
-        return [], []
-    return [value.name for value in inputs_of(model.graph)], [value.name for value in model.graph.output]
+        return ([], []), {}
+    # TVM turns names into identifiers, and so changes `input.1`.
+    inputs = [value.name for value in onnx_graph.inputs_of(model.graph) if value.name not in constants]
+    return (inputs, [value.name for value in model.graph.output]), _metadata(model)
 
 
 def describe_dims(path: Path, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -54,15 +52,8 @@ def describe_dims(path: Path, inputs: Sequence[Mapping[str, Any]]) -> dict[str, 
     return {"dims": dims} if dims else {}
 
 
-def metadata_in_file(data: bytes) -> dict[str, Any]:
-    """What an ONNX file says about itself, by ONNX Runtime's names, without what is empty or no manifest can hold.
-    Empty for other formats.
-    """
-    from fractune_workers.children.importing.onnx_graph import parsed
-
-    model = None if data.startswith(_ZIP) else parsed(data)
-    if model is None:
-        return {}
+def _metadata(model: onnx.ModelProto) -> dict[str, Any]:
+    """By ONNX Runtime's names, without what is empty or no manifest can hold."""
     texts = {
         "producer_name": model.producer_name,
         "domain": model.domain,

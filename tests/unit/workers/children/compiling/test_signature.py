@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
-from fractune_workers.children.compiling.signature import _fitting, describe_constants, metadata_in_file, names_in_file
+from fractune_workers.children.compiling.signature import _fitting, describe_constants, of_file
 from tests.support.processes.cli_process import write_model
 
 LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
@@ -31,19 +31,19 @@ def archive(model: Any) -> bytes:
 
 
 def test_an_onnx_file_names_its_inputs_and_outputs(tmp_path: Path) -> None:
-    assert names_in_file(write_model(tmp_path / "m.onnx").read_bytes()) == (["x"], ["y"])
+    assert of_file(write_model(tmp_path / "m.onnx").read_bytes())[0] == (["x"], ["y"])
 
 
 def test_an_onnx_file_says_what_it_is(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m.onnx")
-    assert metadata_in_file(model.read_bytes()) == {"graph_name": "small"}
+    assert of_file(model.read_bytes())[1] == {"graph_name": "small"}
     changed = onnx.load(model)
     changed.model_version = 0
     onnx.helper.set_model_props(changed, {"names": "a\nb", "half": "\0"})
     expected = {"graph_name": "small", "version": 0, "custom_metadata_map": {"names": "a\nb"}}
-    assert metadata_in_file(changed.SerializeToString()) == expected
+    assert of_file(changed.SerializeToString())[1] == expected
     onnx.helper.set_model_props(changed, {"names": "a" * 300_000})
-    assert metadata_in_file(changed.SerializeToString()) == {}
+    assert of_file(changed.SerializeToString())[1] == {}
 
 
 def test_constants_have_their_numbers_and_shapes_in_the_manifest() -> None:
@@ -56,13 +56,13 @@ def test_constants_have_their_numbers_and_shapes_in_the_manifest() -> None:
 
 def test_a_torch_program_names_its_outputs() -> None:
     pair = {"type": "builtins.tuple", "context": "null", "children_spec": [LEAF, LEAF]}
-    assert names_in_file(archive(program(pair, ["add", "mul"]))) == ([], ["add", "mul"])
+    assert of_file(archive(program(pair, ["add", "mul"])))[0] == ([], ["add", "mul"])
 
 
 def test_a_torch_program_that_gives_a_dict_names_outputs_by_its_keys() -> None:
     both = {"type": "builtins.dict", "context": '["logits", "aux"]', "children_spec": [LEAF, LEAF]}
-    assert names_in_file(archive(program(both, ["add", "mul"]))) == ([], ["logits", "aux"])
-    assert names_in_file(archive(program(both, ["add", "mul", "relu"]))) == ([], ["add", "mul", "relu"])
+    assert of_file(archive(program(both, ["add", "mul"])))[0] == ([], ["logits", "aux"])
+    assert of_file(archive(program(both, ["add", "mul", "relu"])))[0] == ([], ["add", "mul", "relu"])
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,7 @@ def test_a_torch_program_that_gives_a_dict_names_outputs_by_its_keys() -> None:
     ],
 )
 def test_a_file_without_names_that_we_know_gives_none(data: bytes) -> None:
-    assert names_in_file(data) == ([], [])
-    assert metadata_in_file(data) == {}
+    assert of_file(data) == (([], []), {})
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b\0"], ["a", "\ud800"], []])

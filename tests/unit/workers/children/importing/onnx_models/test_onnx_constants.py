@@ -12,7 +12,7 @@ from tvm import relax
 
 from fractune_core.errors import BadModel
 from fractune_core.operators import refused_node
-from fractune_workers.children.compiling.signature import names_in_file
+from fractune_workers.children.compiling.signature import of_file
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
@@ -110,7 +110,7 @@ def test_several_numbers_are_the_size_of_one_open_dimension() -> None:
 
 
 def test_the_names_of_inputs_lack_the_constant() -> None:
-    assert names_in_file(rated().SerializeToString(), {"sr": "16000"}) == (["x"], ["y"])
+    assert of_file(rated().SerializeToString(), {"sr": "16000"})[0] == (["x"], ["y"])
 
 
 @pytest.mark.parametrize(
