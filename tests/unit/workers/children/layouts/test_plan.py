@@ -11,12 +11,14 @@ from tvm import relax
 
 from fractune_workers.children.importing.passes import extract, planned, prepare
 from fractune_workers.children.rewriting.simplify import simplify
+from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from fractune_workers.children.tvm_api.target import vector_unit
 from tests.support.unoptimized import outputs_of
-from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network
+from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network, outputs
 
 NARROW = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
 """4 lanes, so that small networks have blocks; any x86-64 runs it"""
+AVX512 = tvm.target.Target({"kind": "llvm", "mcpu": "skylake-avx512"})
 LANES = 4
 op = relax.op
 
@@ -441,3 +443,134 @@ def test_a_computed_operand_that_is_repeated_keeps_the_blocks() -> None:
     names = check(network([(2, 5, 6), *shapes], body))
     assert transforms(names) == 0
     assert [names.count(name) for name in ("relax.add", "relax.nn.relu")] == [len(shapes)] * 2
+
+
+TRANSPOSED: dict[str, tuple[int, int, int, dict[str, Any]]] = {
+    "twice as large, no overlap": (8, 16, 2, {"strides": 2}),
+    "of few channels": (8, 1, 2, {"strides": 2}),
+    "odd channels": (7, 6, 2, {"strides": 2}),
+    "an overlap, padded": (8, 8, 4, {"strides": 2, "padding": 1}),
+    "a phase with fewer weights": (8, 8, 3, {"strides": 2, "padding": 1, "output_padding": 1}),
+    "steps of three, odd padding": (8, 12, 5, {"strides": 3, "padding": (1, 2, 0, 1)}),
+    "steps longer than the weights": (8, 8, 2, {"strides": 3, "output_padding": 1}),
+    "different steps": (8, 8, 4, {"strides": (2, 4), "padding": (1, 0)}),
+    "steps along one axis": (8, 8, 3, {"strides": (1, 2), "padding": 1}),
+    "dilated": (8, 8, 3, {"strides": 2, "dilation": 2}),
+    "depthwise": (8, 8, 4, {"strides": 2, "padding": 1, "groups": 8}),
+    "depthwise, odd channels": (6, 6, 4, {"strides": 2, "padding": 1, "groups": 6}),
+}
+"""channels in and out, size of the weights, options"""
+LEFT_PLAIN: dict[str, tuple[int, int, int, dict[str, Any]]] = {
+    "groups of several channels": (8, 8, 2, {"strides": 2, "groups": 2}),
+    "steps much longer than the weights": (8, 8, 1, {"strides": 3}),
+    "padding beyond the weights": (8, 8, 2, {"strides": 2, "padding": 5}),
+}
+
+
+def transposed(net: Network, image: Any, case: tuple[int, int, int, dict[str, Any]]) -> Any:
+    channels, out, kernel, options = case
+    weight = net.weight(channels, out // options.get("groups", 1), kernel, kernel)
+    return net.emit(op.nn.conv2d_transpose(image, weight, **options))
+
+
+@pytest.mark.parametrize(("cases", "left"), [(TRANSPOSED, 0), (LEFT_PLAIN, len(LEFT_PLAIN))], ids=["in blocks", "left"])
+def test_they_are_dense_convolutions(cases: dict[str, Any], left: int) -> None:
+    def body(net: Network, *images: Any) -> Any:
+        return relax.Tuple([transposed(net, x, case) for x, case in zip(images, cases.values(), strict=True)])
+
+    names = check(network([(1, channels, 7, 6) for channels, *_ in cases.values()], body))
+    assert sum("conv2d_transpose" in name for name in names) == left
+
+
+def test_a_chain_stays_in_blocks() -> None:
+    """A batch of two; the bias and the activation are computed in blocks."""
+
+    def body(net: Network, image: Any) -> Any:
+        first = transposed(net, net.conv(image, 8), (8, 8, 2, {"strides": 2}))
+        biased = net.emit(op.nn.relu(net.emit(op.add(first, net.weight(1, 8, 1, 1)))))
+        return relax.Tuple([net.conv(biased, 8)])
+
+    assert sum("blocks" in name for name in check(network([(2, 8, 6, 6)], body))) == 2
+
+
+def test_lines_are_images_of_height_one() -> None:
+    def body(net: Network, line: Any) -> Any:
+        weight = net.weight(8, 8, 5)
+        made = op.nn.conv1d_transpose(line, weight, strides=3, padding=1, output_padding=1)
+        return relax.Tuple([net.emit(made)])
+
+    assert not [name for name in check(network([(1, 8, 11)], body)) if "transpose" in name]
+
+
+# ---- the range of a value in blocks, and its rounded numbers: without a plain value, and without padded lanes
+
+
+def number(net: Network, value: Any) -> Any:
+    return net.emit(op.reshape(value, [1]))
+
+
+def extremes(net: Network, value: Any, shift: float) -> Any:
+    moved = net.emit(op.add(value, relax.const(shift)))
+    return net.emit(op.concat([number(net, net.emit(op.min(moved))), number(net, net.emit(op.max(moved)))]))
+
+
+@pytest.mark.parametrize("channels", [8, 6], ids=["whole blocks", "a block filled up"])
+def test_the_range_of_an_image_is_that_of_its_channels(channels: int) -> None:
+    """Padded lanes hold the shift alone, which would be the smallest or the largest number."""
+    shifts = (-50.0, 0.0, 50.0)  # all negative, both signs, all positive
+    mod = network(
+        [(1, 4, 6, 6)],
+        lambda net, x: relax.Tuple([extremes(net, net.conv(x, channels, padding=1), shift) for shift in shifts]),
+    )
+    given = inputs_of(mod)
+    plan = planned(mod, NARROW)
+    assert sum(name.startswith("range") for name in calls(plan)) == len(shifts), "one kernel finds both"
+    assert not [name for name in calls(plan) if "from_blocks" in name]
+    for ours, theirs in zip(outputs_of(plan, NARROW, *given), outputs_of(mod, NARROW, *given), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (64, 1100), (1, 7)], ids=["plain", "shared by cores", "no whole vectors"])
+def test_the_range_of_a_plain_value(shape: tuple[int, ...]) -> None:
+    mod = network([shape], lambda net, x: extremes(net, x, 0.0))
+    (given,) = inputs_of(mod)
+    found = outputs(planned(mod, NARROW), NARROW, [given])
+    np.testing.assert_array_equal(found, [given.min(), given.max()])
+
+
+def test_a_range_over_some_axes_is_a_reduction() -> None:
+    mod = network([(3, 8)], lambda net, x: net.emit(op.max(x, axis=[0])))
+    assert calls(planned(mod, NARROW)) == ["relax.max"]
+
+
+def dynamically_quantized(net: Network, x: Any, *_: Any) -> Any:
+    """As DynamicQuantizeLinear between two convolutions."""
+    hidden = net.conv(x, 6, padding=1)
+    smallest, largest = net.emit(op.min(hidden)), net.emit(op.max(hidden))
+    scale = net.emit(op.divide(net.emit(op.subtract(largest, smallest)), relax.const(255.0)))
+    zero = net.emit(op.round(net.emit(op.negative(net.emit(op.divide(smallest, scale))))))
+    counted = net.emit(op.add(net.emit(op.round(net.emit(op.divide(hidden, scale)))), zero))
+    return net.conv(net.emit(op.clip(counted, 0, 255)), 8, 1)
+
+
+def test_numbers_are_rounded_in_a_block_that_is_filled_up() -> None:
+    mod = network([(1, 4, 6, 6)], dynamically_quantized)
+    given = inputs_of(mod)
+    plan = planned(mod, NARROW)
+    assert sum("blocks" in name for name in calls(plan)) <= len(["the input", "the output"])
+    expected = outputs(mod, NARROW, given)
+    # A tie may be rounded to the other number.
+    np.testing.assert_allclose(outputs(plan, NARROW, given), expected, atol=0.01 * np.abs(expected).max())
+
+
+def test_numbers_are_rounded_by_vectors() -> None:
+    load_intrinsics(AVX512)
+    mod = prepare(network([(16, 64)], lambda net, x: net.emit(op.round(x))), AVX512)
+    (name,) = (name for name, function in mod.functions.items() if isinstance(function, tvm.tirx.PrimFunc))
+    sch = tvm.s_tir.Schedule(tvm.IRModule({"main": mod[name].with_attr("global_symbol", "main")}))
+    (block,) = sch.get_child_blocks(sch.get_sblock("root"))
+    _, vector = sch.split(sch.get_loops(block)[-1], [None, 16])
+    sch.vectorize(vector)
+    code = tvm.compile(sch.mod, target=AVX512).mod.inspect_source("asm")
+    assert "vrndscaleps" in code
+    assert "vrndscaless" not in code

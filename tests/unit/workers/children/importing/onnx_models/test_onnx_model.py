@@ -137,6 +137,12 @@ def test_an_unsupported_operator_without_a_name_is_named_by_its_output(save: Sav
     assert "cannot import node with output 'y' (Det): no kernel computes this operator" in message
 
 
+def test_an_operator_of_another_domain_is_another_operator(save: Save) -> None:
+    made = model([helper.make_node("Relu", ["x"], ["y"], name="mine", domain="com.example")], [tensor("x", [4])])
+    made.opset_import.append(helper.make_opsetid("com.example", 1))
+    assert "node 'mine' (com.example.Relu): no kernel computes this operator" in refusal(save(made))
+
+
 def test_a_node_that_the_importer_stumbles_over_is_named(save: Save) -> None:
     node = helper.make_node("Gemm", ["x", "w"], ["y"], name="head")
     message = refusal(save(model([node], [tensor("x", [1, 8])], {"w": np.ones((3, 8), np.float32)})))

@@ -174,8 +174,12 @@ def test_a_scale_of_0_is_refused() -> None:
         imported(onnx_model([node], {"x": np.ones((2, 3), np.float32)}, {"s": np.zeros((), np.float32)}))
 
 
-def test_zeros_have_a_scale_of_one() -> None:
-    x = np.zeros((2, 3), np.float32)
-    model = onnx_model([helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"])], {"x": x})
-    for ours, theirs in zip(run_imported(model, {"x": x}), run_by_onnxruntime(model, {"x": x}), strict=True):
+def test_quantizing_by_the_range_of_the_numbers() -> None:
+    """Zeros have a scale of one."""
+    x = np.linspace(-1, 3, 12, dtype=np.float32).reshape(3, 4)
+    node = helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"])
+    both_signs_below_above_zeros = (x, -x - 4, x + 5, np.zeros_like(x))
+    model, given = together([(onnx_model([node], {"x": each}), {"x": each}) for each in both_signs_below_above_zeros])
+    for ours, theirs in zip(run_imported(model, given), run_by_onnxruntime(model, given), strict=True):
+        assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)
