@@ -14,6 +14,7 @@ from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 from fractune_workers.sandboxes import MeasurerLimits
 from tests.support.hostile_kernels import ESCAPED, attacks, operator, operators
+from tests.support.unoptimized import without_optimization
 
 ARGUMENTS = [["TENSOR", "float32", [1]]] * 2
 ONCE = TimingPolicy("once", warmups=0, repeats=1, min_repeat_ms=0)
@@ -36,7 +37,6 @@ def session(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measureme
     core = sorted(os.sched_getaffinity(0))[:1]
     limits = MeasurerLimits(hidden=[folder / "secret"])
     made = MeasurementSession(Share.parse("cpu:1"), core, lock_dir=folder, limits=limits)
-    made.handshake()
     yield made
     made.stop()
 
@@ -44,7 +44,8 @@ def session(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measureme
 def codes(folder: Path) -> dict[str, bytes]:
     target = default_target(1)
     made = operators(folder / "secret", folder / "own", os.getpid())
-    return {name: build_object(module, target) for name, module in made.items()}
+    with without_optimization():
+        return {name: build_object(module, target) for name, module in made.items()}
 
 
 def honest() -> bytes:
@@ -54,7 +55,6 @@ def honest() -> bytes:
 def test_no_candidate_gets_out_and_each_loses_only_itself(
     session: MeasurementSession, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    session._guard.end_process()  # capfd sees nothing of a process that a fixture started
     tried = codes(folder)
     outcomes = session.timed(ArtifactBatch(ARGUMENTS, 0, tried), ONCE)
     assert {name for name, outcome in outcomes.items() if outcome.status is not Status.OK} == {
@@ -70,6 +70,7 @@ def test_no_candidate_gets_out_and_each_loses_only_itself(
 
 
 def test_no_candidate_writes_into_its_own_folder(session: MeasurementSession, folder: Path) -> None:
+    session.handshake()
     own = Path(next(iter(session._child._sandbox.writable)))  # type: ignore[union-attr]
     expressions = {name: each for name, each in attacks(folder, own, 1).items() if name in WRITING}
     tried = {name: build_object(operator(each), default_target(1)) for name, each in expressions.items()}
@@ -80,6 +81,7 @@ def test_no_candidate_writes_into_its_own_folder(session: MeasurementSession, fo
 
 
 def test_no_process_serves_two_tenants(session: MeasurementSession) -> None:
+    session.handshake()
     first, pids = session.generation, []
     session.timed(ArtifactBatch(ARGUMENTS, 0, {"honest": honest()}), ONCE)
     assert not session.is_fresh

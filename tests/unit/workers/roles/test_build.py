@@ -26,7 +26,7 @@ from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles.build import Builder, Deadline
 from tests.support.children.building_module import KERNEL
 from tests.support.fleet_messages import build_work
-from tests.support.processes.redis_process import running_redis, wait_until
+from tests.support.processes.redis_process import wait_until
 from tests.support.samples import WORKLOAD, WORKLOAD_TEXT
 from tests.support.secret import SECRET
 
@@ -68,13 +68,12 @@ def child() -> Iterator[Child]:
 
 
 @pytest.fixture
-def builder(child: Child, tmp_path: Path) -> Iterator[Builder]:
-    with running_redis() as url, redis.Redis.from_url(url) as connection:
-        context = WorkerContext("builder", connection, SECRET, CoreLocks(tmp_path / "gate", 8), [0], tmp_path)
-        put_signed_blob(connection, SECRET, workload_blob(WORKLOAD), WORKLOAD_TEXT.encode())
-        builder = Builder(context)
-        builder._process.child = child
-        yield builder
+def builder(child: Child, connection: redis.Redis, tmp_path: Path) -> Builder:
+    context = WorkerContext("builder", connection, SECRET, CoreLocks(tmp_path / "gate", 8), [0], tmp_path)
+    put_signed_blob(connection, SECRET, workload_blob(WORKLOAD), WORKLOAD_TEXT.encode())
+    builder = Builder(context)
+    builder._process.child = child
+    return builder
 
 
 def built(builder: Builder, *traces: str) -> list[tuple[str, str]]:

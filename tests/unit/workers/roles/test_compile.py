@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,6 @@ from fractune_workers.roles import compile as compile_role, tune
 from fractune_workers.roles.tune import Tuner
 from tests.support.fleet_messages import measure_work
 from tests.support.processes.made_up import made_up_record, target_operator
-from tests.support.processes.redis_process import running_redis
 from tests.support.secret import SECRET
 
 MODEL = b"a model"
@@ -134,12 +133,6 @@ def test_a_name_that_no_file_can_have_is_refused(attacked: SimpleNamespace, name
     """The path of a model named ".." would be the folder of all models."""
     with pytest.raises(BadRequest, match="the model's name is '"):
         attacked.compiler._model_file(DIGEST, name)
-
-
-@pytest.fixture
-def connection() -> Iterator[redis.Redis]:
-    with running_redis() as url, redis.Redis.from_url(url) as connection:
-        yield connection
 
 
 def measured(candidate: str, scope: str = "") -> Any:

@@ -129,29 +129,34 @@ def test_own_inputs_of_another_shape_are_refused(network: tuple[Path, Path], tmp
         checked(*network, tmp_path / "own.npz")
 
 
+def _not_negated(node: Any) -> list[Any]:
+    return [node.input(0)]
+
+
+@pytest.fixture(scope="module")
+def wrong(network: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The network, and its bundle by a wrong converter."""
+    model = tmp_path_factory.mktemp("wrong") / "m.onnx"
+    model.write_bytes(network[0].read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CONVERTERS, "Neg", _not_negated)
+        return model, compiled(model)
+
+
 def test_a_wrong_converter_is_named_by_the_files_own_node(
-    network: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wrong: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind it the error goes on to the end."""
-    monkeypatch.setitem(CONVERTERS, "Neg", lambda node: [node.input(0)])
-    model = tmp_path / "m.onnx"
-    model.write_bytes(network[0].read_bytes())
-    text = difference(model)
+    monkeypatch.setitem(CONVERTERS, "Neg", _not_negated)
+    text = difference(*wrong)
     assert text.startswith("m.onnx: the bundle's output 'y' differs from ONNX Runtime's by ")
     assert "on the inputs 'random' (variant cpu:1)" in text
     assert text.endswith("the first node that computes something else is node 'third' (Neg)")
 
 
-def test_a_bundle_whose_code_alone_is_wrong_blames_its_schedules(
-    network: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_whose_code_alone_is_wrong_blames_its_schedules(wrong: tuple[Path, Path]) -> None:
     """A planted artifact: the bundle of another model under this one's name."""
-    model = tmp_path / "m.onnx"
-    model.write_bytes(network[0].read_bytes())
-    with monkeypatch.context() as wrong:
-        wrong.setitem(CONVERTERS, "Neg", lambda node: [node.input(0)])
-        bundle = compiled(model)
-    assert difference(model, bundle).endswith("is imported right, so the schedules of this variant are wrong")
+    assert difference(*wrong).endswith("is imported right, so the schedules of this variant are wrong")
 
 
 def test_extremes_find_what_random_numbers_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

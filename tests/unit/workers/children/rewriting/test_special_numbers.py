@@ -1,7 +1,6 @@
 """Zeros, infinities and NaN in arithmetic, and casts there and back: as ONNX Runtime computes them."""
 
 import math
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from tvm import relax
 
 from fractune_workers.children.rewriting import special_numbers
 from fractune_workers.children.rewriting.special_numbers import LEGALIZATIONS_FOR_CPUS
-from tests.support.onnx_models import onnx_model, run_by_onnxruntime, run_imported
+from tests.support.onnx_models import onnx_model, run_by_onnxruntime, run_imported, together
 
 NAN, INF = math.nan, math.inf
 CONSTANTS = [0.0, -0.0, 1.0, -1.0, INF, -INF, NAN]
@@ -58,32 +57,40 @@ def test_operators_of_one_number(dtype: str) -> None:
         assert_same(ours, theirs, f"Max {kind}")
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "uint64", "float32"])
-def test_a_choice_between_constants_and_others(dtype: str) -> None:
+def test_a_choice_between_constants_and_others() -> None:
     """Also broadcast, and a constant of a type that TVM's kernels cannot hold as a number."""
-    largest = np.iinfo(dtype).max if dtype != "float32" else INF
-    given = {"c": np.array([[True], [False]]), "x": np.arange(3).astype(dtype)}
-    constants = {"one": np.array(1, dtype), "zero": np.array(0, dtype), "most": np.array(largest, dtype)}
     pairs = [("one", "x"), ("x", "zero"), ("most", "x"), ("one", "zero"), ("x", "x")]
-    nodes = [helper.make_node("Where", ["c", *pair], ["_".join(pair)]) for pair in pairs]
-    model = onnx_model(nodes, given, constants, outputs=["_".join(pair) for pair in pairs])
-    for pair, ours in zip(pairs, run_imported(model, given), strict=True):
-        sides = ({**given, **constants}[name] for name in pair)
-        np.testing.assert_array_equal(ours, np.where(given["c"], *sides), str(pair))
+    cases, expected = [], []
+    for dtype in ("int32", "int64", "uint8", "uint64", "float32"):
+        largest = np.iinfo(dtype).max if dtype != "float32" else INF
+        given = {"c": np.array([[True], [False]]), "x": np.arange(3).astype(dtype)}
+        constants = {"one": np.array(1, dtype), "zero": np.array(0, dtype), "most": np.array(largest, dtype)}
+        nodes = [helper.make_node("Where", ["c", *pair], ["_".join(pair)]) for pair in pairs]
+        cases.append((onnx_model(nodes, given, constants, outputs=["_".join(pair) for pair in pairs]), given))
+        known = {**given, **constants}
+        expected += [np.where(given["c"], known[one], known[other]) for one, other in pairs]
+    model, inputs = together(cases)
+    for output, ours, wanted in zip(model.graph.output, run_imported(model, inputs), expected, strict=True):
+        assert ours.dtype == wanted.dtype
+        np.testing.assert_array_equal(ours, wanted, output.name)
 
 
 LIMITS = [(-1.0, 1.0), (0.0, INF), (-INF, 2.0)]
 
 
 # An attribute, which opset 6 has, is no NaN.
-@pytest.mark.parametrize(("opset", "limits"), [*product([6, 13], LIMITS), (13, (NAN, 1.0))])
-def test_clip_keeps_nan(opset: int, limits: tuple[float, float]) -> None:
-    numbers = np.array(NUMBERS, "float32")
-    low, high = (np.array(each, "float32") for each in limits)
-    old = helper.make_node("Clip", ["x"], ["y"], min=limits[0], max=limits[1])
-    node = old if opset < 11 else helper.make_node("Clip", ["x", "low", "high"], ["y"])
-    model = onnx_model([node], {"x": numbers}, {} if opset < 11 else {"low": low, "high": high}, opset=opset)
-    assert_same(run_imported(model, {"x": numbers})[0], run_by_onnxruntime(model, {"x": numbers})[0], "Max of Clip")
+@pytest.mark.parametrize(("opset", "several"), [(6, LIMITS), (13, [*LIMITS, (NAN, 1.0)])])
+def test_clip_keeps_nan(opset: int, several: list[tuple[float, float]]) -> None:
+    numbers, cases = np.array(NUMBERS, "float32"), []
+    for limits in several:
+        low, high = (np.array(each, "float32") for each in limits)
+        old = helper.make_node("Clip", ["x"], ["y"], min=limits[0], max=limits[1])
+        node = old if opset < 11 else helper.make_node("Clip", ["x", "low", "high"], ["y"])
+        weights = {} if opset < 11 else {"low": low, "high": high}
+        cases.append((onnx_model([node], {"x": numbers}, weights, opset=opset), {"x": numbers}))
+    model, given = together(cases)
+    for ours, theirs in zip(run_imported(model, given), run_by_onnxruntime(model, given), strict=True):
+        assert_same(ours, theirs, "Max of Clip")
 
 
 def test_maximum_of_two_tensors_is_nan_where_either_is() -> None:
@@ -100,28 +107,32 @@ INTEGERS = np.array([0, 127, 128, 255, 256, -1, -129, 32768, 65537, 2**31, 2**40
 T = TensorProto
 
 
-@pytest.mark.parametrize(
-    ("numbers", "kinds"),
-    [
-        pytest.param(FLOATS.astype("float32"), [T.BFLOAT16, T.FLOAT], id="bfloat16"),
-        pytest.param(FLOATS.astype("float32"), [T.FLOAT16, T.FLOAT], id="float16"),
-        pytest.param(FLOATS, [T.FLOAT, T.DOUBLE], id="float32"),
-        pytest.param(FLOATS, [T.BFLOAT16, T.DOUBLE], id="float64 to bfloat16"),
-        pytest.param(FLOATS.astype("float32"), [T.FLOAT16, T.BFLOAT16, T.FLOAT], id="float16 to bfloat16"),
-        pytest.param(FLOATS.astype("float32"), [T.BFLOAT16, T.FLOAT16, T.FLOAT], id="bfloat16 to float16"),
-        pytest.param(INTEGERS, [T.INT8, T.INT64], id="int8"),
-        pytest.param(INTEGERS, [T.INT16, T.INT64], id="int16"),
-        pytest.param(INTEGERS, [T.INT32, T.INT64], id="int32"),
-        pytest.param(INTEGERS, [T.UINT8, T.INT64], id="uint8"),
-        pytest.param(INTEGERS, [T.FLOAT, T.DOUBLE], id="integers to float32"),
-        pytest.param(INTEGERS[:9], [T.BFLOAT16, T.FLOAT], id="integers to bfloat16"),
-    ],
-)
-def test_a_cast_there_and_back_rounds(numbers: Any, kinds: list[int]) -> None:
-    names = ["x", *(f"y{at}" for at in range(len(kinds)))]
-    nodes = [helper.make_node("Cast", [names[at]], [names[at + 1]], to=kind) for at, kind in enumerate(kinds)]
-    model = onnx_model(nodes, {"x": numbers})
-    np.testing.assert_array_equal(run_imported(model, {"x": numbers})[0], run_by_onnxruntime(model, {"x": numbers})[0])
+CASTS: list[tuple[Any, list[int]]] = [
+    (FLOATS.astype("float32"), [T.BFLOAT16, T.FLOAT]),
+    (FLOATS.astype("float32"), [T.FLOAT16, T.FLOAT]),
+    (FLOATS, [T.FLOAT, T.DOUBLE]),
+    (FLOATS, [T.BFLOAT16, T.DOUBLE]),
+    (FLOATS.astype("float32"), [T.FLOAT16, T.BFLOAT16, T.FLOAT]),
+    (FLOATS.astype("float32"), [T.BFLOAT16, T.FLOAT16, T.FLOAT]),
+    (INTEGERS, [T.INT8, T.INT64]),
+    (INTEGERS, [T.INT16, T.INT64]),
+    (INTEGERS, [T.INT32, T.INT64]),
+    (INTEGERS, [T.UINT8, T.INT64]),
+    (INTEGERS, [T.FLOAT, T.DOUBLE]),
+    (INTEGERS[:9], [T.BFLOAT16, T.FLOAT]),
+]
+
+
+def test_a_cast_there_and_back_rounds() -> None:
+    cases = []
+    for numbers, kinds in CASTS:
+        names = ["x", *(f"y{at}" for at in range(len(kinds)))]
+        nodes = [helper.make_node("Cast", [names[at]], [names[at + 1]], to=kind) for at, kind in enumerate(kinds)]
+        cases.append((onnx_model(nodes, {"x": numbers}), {"x": numbers}))
+    model, given = together(cases)
+    found, expected = run_imported(model, given), run_by_onnxruntime(model, given)
+    for (_, kinds), ours, theirs in zip(CASTS, found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs, str(kinds))
 
 
 @pytest.mark.parametrize("other", [(), (1,), (1, 8)], ids=["a number", "an element", "a tensor"])

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from fractune_core.errors import BadModel
-from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported, run_reference
+from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported, run_reference, together
 
 Array = npt.NDArray[Any]
 DRAW = np.random.default_rng(0)
@@ -26,49 +26,41 @@ def quantized_and_back(weights: dict[str, Array], **attributes: Any) -> onnx.Mod
     return onnx_model([down, up], {"x": ROWS}, weights, outputs=["q", "y"])
 
 
-def check(model: onnx.ModelProto, inputs: dict[str, Array]) -> None:
+def check(*cases: tuple[onnx.ModelProto, dict[str, Array]]) -> None:
     """The same numbers and types as by the reference, where types of less than a byte are bytes."""
+    model, inputs = together(cases)
     for ours, theirs in zip(run_imported(model, inputs), run_reference(model, inputs), strict=True):
         kind = np.int8 if theirs.dtype == ml_dtypes.int4 else np.uint8 if theirs.dtype == ml_dtypes.uint4 else None
         assert ours.dtype == (kind or theirs.dtype)
         np.testing.assert_array_equal(ours, theirs.astype(ours.dtype))
 
 
-@pytest.mark.parametrize("zero", [np.uint8(7), np.int8(-3), np.uint16(900), np.int16(-5), None], ids=str)
-def test_one_scale(zero: Any) -> None:
-    weights = {"s": np.array(0.5, np.float32), **({} if zero is None else {"z": np.array(zero)})}
-    check(quantized_and_back(weights), {"x": ROWS})
+def test_one_scale_and_one_for_each_row() -> None:
+    half = {"s": np.array(0.5, np.float32)}
+    zeros = (np.uint8(7), np.int8(-3), np.uint16(900), np.int16(-5))
+    models = [quantized_and_back(half), *(quantized_and_back({**half, "z": np.array(zero)}) for zero in zeros)]
+    several = (np.array([1, 2, 3], np.uint8), np.array([-1, 0, 5], np.int8))
+    models += [quantized_and_back({"s": SCALES, "z": zero}, axis=-2) for zero in several]
+    check(*((model, {"x": ROWS}) for model in models))
 
 
 @pytest.mark.parametrize("kind", [ml_dtypes.int4, ml_dtypes.uint4])
 def test_four_bits(kind: Any) -> None:
-    check(quantized_and_back({"s": np.array(8, np.float32), "z": np.array(3, kind)}), {"x": ROWS})
+    check((quantized_and_back({"s": np.array(8, np.float32), "z": np.array(3, kind)}), {"x": ROWS}))
 
 
-@pytest.mark.parametrize("zeros", [np.array([1, 2, 3], np.uint8), np.array([-1, 0, 5], np.int8)], ids=str)
-def test_a_scale_for_each_row(zeros: Array) -> None:
-    check(quantized_and_back({"s": SCALES, "z": zeros}, axis=-2), {"x": ROWS})
-
-
-def test_a_scale_for_each_block() -> None:
-    scales = DRAW.uniform(0.5, 2, (3, 4)).astype(np.float32)
-    zeros = DRAW.integers(0, 9, (3, 4)).astype(np.uint8)
-    check(quantized_and_back({"s": scales, "z": zeros}, axis=1, block_size=2), {"x": ROWS})
-
-
-@pytest.mark.parametrize("size", [3, 100])
-@pytest.mark.parametrize("is_constant", [False, True])
-def test_a_last_block_may_be_shorter(size: int, *, is_constant: bool) -> None:
-    blocks = -(-ROWS.shape[1] // size)
-    weights: dict[str, Array] = {
-        "s": DRAW.uniform(0.5, 2, (3, blocks)).astype(np.float32),
-        "z": DRAW.integers(0, 9, (3, blocks)).astype(np.uint8),
-    }
-    if is_constant:
-        check(quantized_and_back(weights, axis=1, block_size=size), {"x": ROWS})
-    else:
+def test_a_scale_for_each_block_of_which_the_last_may_be_shorter() -> None:
+    cases = list[tuple[onnx.ModelProto, dict[str, Array]]]()
+    for size in (2, 3, 100):
+        blocks = -(-ROWS.shape[1] // size)
+        weights: dict[str, Array] = {
+            "s": DRAW.uniform(0.5, 2, (3, blocks)).astype(np.float32),
+            "z": DRAW.integers(0, 9, (3, blocks)).astype(np.uint8),
+        }
+        cases.append((quantized_and_back(weights, axis=1, block_size=size), {"x": ROWS}))
         node = helper.make_node("QuantizeLinear", ["x", "s", "z"], ["y"], axis=1, block_size=size)
-        check(onnx_model([node], {"x": ROWS, **weights}), {"x": ROWS, **weights})
+        cases.append((onnx_model([node], {"x": ROWS, **weights}), {"x": ROWS, **weights}))
+    check(*cases)
 
 
 def test_scales_of_other_blocks_are_refused() -> None:
@@ -96,13 +88,13 @@ def test_numbers_that_no_kernel_reads_are_refused() -> None:
 def test_computed_scales_and_zero_points() -> None:
     inputs: dict[str, Array] = {"x": ROWS, "s": SCALES, "z": np.array([1, 2, 3], np.uint8)}
     node = helper.make_node("QuantizeLinear", list(inputs), ["y"], axis=0)
-    check(onnx_model([node], inputs), inputs)
+    check((onnx_model([node], inputs), inputs))
 
 
 def test_half_precision() -> None:
     x = ROWS.astype(np.float16)
     node = helper.make_node("QuantizeLinear", ["x", "s"], ["y"], output_dtype=TensorProto.INT8)
-    check(onnx_model([node], {"x": x}, {"s": np.array(0.7, np.float16)}), {"x": x})
+    check((onnx_model([node], {"x": x}, {"s": np.array(0.7, np.float16)}), {"x": x}))
 
 
 def test_a_dequantized_weight_is_a_constant() -> None:
@@ -116,31 +108,34 @@ def test_a_dequantized_weight_is_a_constant() -> None:
     np.testing.assert_allclose(run_imported(model, {"x": ROWS})[0], run_reference(model, {"x": ROWS})[0], rtol=1e-5)
 
 
-ZEROS = {
-    "none": {},
-    "one": {"az": np.uint8(9), "bz": np.int8(-3)},
-    "vectors": {"az": np.arange(5, dtype=np.uint8)[:, None], "bz": np.arange(4, dtype=np.int8)},
-}
+ZEROS: list[dict[str, Array]] = [
+    {},
+    {"az": np.array(9, np.uint8), "bz": np.array(-3, np.int8)},
+    {"az": np.arange(5, dtype=np.uint8)[:, None], "bz": np.arange(4, dtype=np.int8)},
+]
 
 
-@pytest.mark.parametrize("zeros", ZEROS.values(), ids=ZEROS)
-@pytest.mark.parametrize("weights", ["constant", "computed"])
-def test_products_of_whole_numbers(zeros: dict[str, Any], weights: str) -> None:
-    a = {"a": DRAW.integers(0, 256, (5, 6), dtype=np.uint8)}
-    b = {"b": DRAW.integers(-128, 128, (6, 4), dtype=np.int8)}
-    points = {name: np.array(value) for name, value in zeros.items()}
-    node = helper.make_node("MatMulInteger", ["a", "b", *points], ["y"])
-    known = {**b, **points} if weights == "constant" else {}
-    given = a if known else {**a, **b, **points}
-    check(onnx_model([node], given, known), given)
+@pytest.mark.parametrize("is_constant", [True, False])
+def test_products_of_whole_numbers(*, is_constant: bool) -> None:
+    cases = []
+    for points in ZEROS:
+        a = {"a": DRAW.integers(0, 256, (5, 6), dtype=np.uint8)}
+        b = {"b": DRAW.integers(-128, 128, (6, 4), dtype=np.int8)}
+        node = helper.make_node("MatMulInteger", ["a", "b", *points], ["y"])
+        known = {**b, **points} if is_constant else {}
+        given = a if known else {**a, **b, **points}
+        cases.append((onnx_model([node], given, known), given))
+    check(*cases)
 
 
-@pytest.mark.parametrize("zero", [np.array(5, np.int8), np.array([1, -2, 3, 0], np.int8)], ids=["one", "vector"])
-def test_convolutions_of_whole_numbers(zero: Array) -> None:
-    x = {"x": DRAW.integers(0, 256, (1, 2, 6, 6), dtype=np.uint8)}
-    weights = {"w": DRAW.integers(-128, 128, (4, 1, 3, 3), dtype=np.int8), "xz": np.array(7, np.uint8), "wz": zero}
-    node = helper.make_node("ConvInteger", ["x", *weights], ["y"], pads=[1, 1, 1, 1], group=2, strides=[2, 1])
-    check(onnx_model([node], x, weights), x)
+def test_convolutions_of_whole_numbers() -> None:
+    cases = []
+    for zero in (np.array(5, np.int8), np.array([1, -2, 3, 0], np.int8)):
+        x = {"x": DRAW.integers(0, 256, (1, 2, 6, 6), dtype=np.uint8)}
+        weights = {"w": DRAW.integers(-128, 128, (4, 1, 3, 3), dtype=np.int8), "xz": np.array(7, np.uint8), "wz": zero}
+        node = helper.make_node("ConvInteger", ["x", *weights], ["y"], pads=[1, 1, 1, 1], group=2, strides=[2, 1])
+        cases.append((onnx_model([node], x, weights), x))
+    check(*cases)
 
 
 @pytest.mark.parametrize("zero", [np.ones(2, np.uint8), np.ones((5, 6), np.uint8), np.ones((1, 1), np.uint8)], ids=str)

@@ -130,7 +130,7 @@ def test_products_are_exact(mcpu: str, name: str, rows: tuple[int, ...], depth: 
     lanes = vector_unit(target).lanes
     data, weights = operands(name, rows, depth, columns)
     own = packed(name, weights, lanes)
-    for sch in schedules(workload_of(name, data.shape, own), target, 4):
+    for sch in schedules(workload_of(name, data.shape, own), target, 3):
         made = run_kernel(
             sch.mod, target, data.astype("float32"), own, np.zeros((*rows, own.shape[0], lanes), "float32")
         )
@@ -157,7 +157,7 @@ def test_convolutions_are_exact(
     expected = pack(convolved(image, weights, window), 1, lanes)
     given = pack(image.astype("float32"), 1, lanes)
     own = INTEGERS[name].pack(pack(pack(weights.astype("float32"), 1, lanes), 0, lanes))
-    for sch in schedules(convolution_of(name, given.shape, own, window), target, 3):
+    for sch in schedules(convolution_of(name, given.shape, own, window), target, 2):
         made = run_kernel(sch.mod, target, given, own, np.zeros(expected.shape, "float32"))
         np.testing.assert_array_equal(made, expected)
 
