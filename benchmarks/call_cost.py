@@ -59,7 +59,7 @@ def one_cpu() -> Iterator[None]:
 
 def _calls(folder: Path) -> dict[str, Callable[[], Any]]:
     path = _relu(folder / "relu.onnx")
-    model = fractune.load(compile_model(path, folder / "relu.fractune"))
+    model = fractune.load(compile_model(path, folder / "relu.fractune", optimized=True))
     inputs = model.random_inputs()
     bound = model.bind()
     options = onnxruntime.SessionOptions()

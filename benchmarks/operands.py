@@ -162,7 +162,7 @@ def _captured(sample: Sample, folder: Path) -> tuple[dict[str, _Call], float]:
     path = folder / f"{sample.model.name}.fractune"
     # TVM's virtual machine shows the operands of each call.
     with mock.patch("fractune_workers.children.compiling.variants.in_arena", return_value=None):
-        bundle = Bundle(compile_model(sample.model.path, path, tuned=(), inputs=sample.model.inputs))
+        bundle = Bundle(compile_model(sample.model.path, path, tuned=(), inputs=sample.model.inputs, optimized=True))
     backend, specs = OnCpu(bundle, None), specs_of(bundle.manifest["inputs"])
     given = random_inputs(specs)
     given |= {name: array.astype(given[name].dtype) for name, array in sample.feed(np.random.default_rng(0)).items()}

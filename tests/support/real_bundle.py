@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,10 +75,12 @@ def compile_model(
     tuned: Sequence[str] = ("cpu:1", "cpu:2"),
     inputs: Mapping[str, list[int]] | None = None,
     traces: Mapping[str, str] | None = None,
+    *,
+    optimized: bool = False,
     **changes: Any,
 ) -> Path:
     """A bundle with the variants `tuned`, which have the `traces` but are not tuned, and untuned; `inputs` are shapes
-    of open inputs. LLVM does not optimize its code.
+    of open inputs. Only with `optimized` LLVM optimizes its code.
     """
     from fractune_workers.children.compiling.child import compile_bundle
     from fractune_workers.children.tvm_api.target import host_device
@@ -92,7 +95,7 @@ def compile_model(
     }
     variants = [{"name": name, "traces": dict(traces or {})} for name in tuned]
     variants.append({"name": "untuned", "traces": {}})
-    with without_optimization():
+    with nullcontext() if optimized else without_optimization():
         compile_bundle(str(model), dict(inputs or {}), target, variants, manifest, [], str(out))
     return out
 
