@@ -63,12 +63,10 @@ def test_two_pinned_threads_at_1500m(bundle: Path) -> None:
 
 @_TWO_CPUS
 def test_the_command_takes_a_goal(bundle: Path) -> None:
+    commands = [["run", str(bundle), "--goal", goal, "--repeats", "3", "--json"] for goal in ("latency", "throughput")]
     with capped_cgroup(cores=1.0) as cgroup:
-        threads = []
-        for goal in ("latency", "throughput"):
-            command = ["run", str(bundle), "--goal", goal, "--repeats", "3", "--json"]
-            report = json.loads(cgroup.run(f"from fractune.cli import main; main({command})"))
-            threads.append(report["threads"])
+        said = cgroup.run(f"from fractune.cli import main\nfor each in {commands}:\n    main(each)")
+    threads = [json.loads(line)["threads"] for line in said.splitlines()]
     assert threads == [2, 1]
 
 
