@@ -32,10 +32,13 @@ def apart(examined_here: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa
     monkeypatch.setattr(open_sizes, "_answer", _APART)
 
 
+_OURS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGALRM)
+
+
 @pytest.fixture(autouse=True)
 def process_restored() -> Iterator[None]:
     """The command line takes these signals for itself, and some commands log to the standard error of their time."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in _OURS}
     root, chatty = logging.getLogger(), logging.getLogger("alembic")
     logs = root.handlers[:], root.level, chatty.level
     yield

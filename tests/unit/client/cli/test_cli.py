@@ -187,9 +187,8 @@ def test_summaries_are_short_and_out_has_its_letter_in_every_command(whole_app: 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_an_example_that_parses(
-    name: str, whole_app: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, whole_app: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)
     example = COMMANDS[name].example
     program, *words = shlex.split(example)
     command, called = whole_app, [program]

@@ -114,7 +114,6 @@ OPTIONS = {f"--{name.replace('_', '-')}" for name in VARIABLES}
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)
     for variable in VARIABLES.values():
         monkeypatch.setenv(variable, "")  # so that what a command sets is taken back
 

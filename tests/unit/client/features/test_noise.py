@@ -23,8 +23,7 @@ ADVICE = NoiseAdvice(measurers=2, margin=1.25, builds_beside=False, tau=0.95, re
 
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No signal handler or variable outlives a test, and no command gets as far as to measure."""
-    monkeypatch.setattr("signal.signal", lambda *_: None)
+    """No variable outlives a test, and no command gets as far as to measure."""
     monkeypatch.setattr(api_noise, "own_env", dict)
     monkeypatch.setattr(api_noise, "measure_noise", lambda *_, **__: pytest.fail("measured"))
 

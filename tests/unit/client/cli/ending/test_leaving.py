@@ -7,7 +7,6 @@ import os
 import pty
 import signal
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,16 +29,6 @@ class BrokenView(View):
 
     def show(self, job: JobStatus) -> None:
         raise OSError(self._number, f"cannot show {job.name}")
-
-
-@pytest.fixture(autouse=True)
-def own_signals() -> Iterator[None]:
-    """Each test leaves the signals as it found them."""
-    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGALRM)
-    before = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """`fractune.pair` around the measuring: what it refuses before anything starts, and what it says of what was found."""
 
 import json
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,8 @@ from fractune_core.analysis.co_location import RoundTimes
 from tests.support.client_samples import DEVICE, bundle_bytes
 from tests.support.processes.scripted_server import ScriptedServer
 
+Measured = Callable[..., SimpleNamespace]
+
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
@@ -29,7 +30,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
     """In place of the processes: rounds as they are given, and what was asked for."""
 
     def measure(
@@ -82,9 +83,7 @@ A = RoundTimes(whole_s=0.02, share_s=0.03, control_s=0.03, together_s=0.033)
 B = RoundTimes(whole_s=0.1, share_s=0.12, control_s=0.12, together_s=0.13)
 
 
-def test_a_pair_is_told_as_a_table_sentences_and_json(
-    measured: Callable[..., SimpleNamespace], bundle: Path, tmp_path: Path
-) -> None:
+def test_a_pair_is_told_as_a_table_sentences_and_json(measured: Measured, bundle: Path, tmp_path: Path) -> None:
     asked = measured(A, B)
     other = tmp_path / "b.fractune"
     other.write_bytes(bundle_bytes())
@@ -111,16 +110,14 @@ def test_a_pair_is_told_as_a_table_sentences_and_json(
     assert told["rounds"][0][1]["together_s"] == 0.13
 
 
-def test_a_tie_says_that_the_interval_decides_nothing(measured: Callable[..., SimpleNamespace], bundle: Path) -> None:
+def test_a_tie_says_that_the_interval_decides_nothing(measured: Measured, bundle: Path) -> None:
     double = RoundTimes(0.02, 0.02, 0.02, 0.04)
     measured(double, double)
     said = fractune.pair(bundle, bundle, overlap="cpu:2", progress=False).sentences
     assert any(line.startswith("makespan: tie within the noise") for line in said)
 
 
-def test_a_bubble_tells_how_sensitive_a_model_is_and_claims_no_cause(
-    measured: Callable[..., SimpleNamespace], bundle: Path
-) -> None:
+def test_a_bubble_tells_how_sensitive_a_model_is_and_claims_no_cause(measured: Measured, bundle: Path) -> None:
     measured(A)
     found = fractune.pair(bundle, co_runner="bubble:32MiB", progress=False)
     assert len(found.table.cells) == 1
@@ -135,9 +132,7 @@ def test_a_bubble_tells_how_sensitive_a_model_is_and_claims_no_cause(
     )
 
 
-def test_latencies_at_a_rate_are_percentiles_and_few_requests_have_no_p99(
-    measured: Callable[..., SimpleNamespace], bundle: Path
-) -> None:
+def test_latencies_at_a_rate_are_percentiles_and_few_requests_have_no_p99(measured: Measured, bundle: Path) -> None:
     asked = measured(A, B, latencies=[[n / 1000 for n in range(1, 101)], [0.2, 0.3]])
     found = fractune.pair(bundle, bundle, rate=[20, 5], progress=False)
     assert asked.rates == [20, 5]
@@ -146,9 +141,7 @@ def test_latencies_at_a_rate_are_percentiles_and_few_requests_have_no_p99(
     assert found.to_json()["models"][1]["p99_s"] is None
 
 
-def test_without_a_rate_latencies_are_at_30_percent_load(
-    measured: Callable[..., SimpleNamespace], bundle: Path
-) -> None:
+def test_without_a_rate_latencies_are_at_30_percent_load(measured: Measured, bundle: Path) -> None:
     asked = measured(A, B)
     found = fractune.pair(bundle, bundle, progress=False)
     assert asked.rates == pytest.approx([0.3 / 0.033, 0.3 / 0.13])
@@ -156,9 +149,7 @@ def test_without_a_rate_latencies_are_at_30_percent_load(
     assert any("a at 9.09/s p50 40.0 ms, p99 40.0 ms; a at 2.31/s" in line for line in found.sentences)
 
 
-def test_a_rate_that_cannot_be_served_is_not_measured_and_said(
-    measured: Callable[..., SimpleNamespace], bundle: Path
-) -> None:
+def test_a_rate_that_cannot_be_served_is_not_measured_and_said(measured: Measured, bundle: Path) -> None:
     asked = measured(A, B)
     found = fractune.pair(bundle, bundle, rate=30, progress=False)
     assert asked.rates is None
@@ -169,14 +160,14 @@ def test_a_rate_that_cannot_be_served_is_not_measured_and_said(
     ]
 
 
-def test_what_makes_the_figures_doubtful_is_noted(measured: Callable[..., SimpleNamespace], bundle: Path) -> None:
+def test_what_makes_the_figures_doubtful_is_noted(measured: Measured, bundle: Path) -> None:
     measured(RoundTimes(0.02, 0.03, 0.0315, 0.033), B, how="none")
     notes = fractune.pair(bundle, bundle, progress=False).notes
     assert sum("an untuned variant ran" in note for note in notes) == 2
     assert sum("A/A control is 1.05" in note for note in notes) == 1
 
 
-def test_a_disturbed_pair_is_marked(measured: Callable[..., SimpleNamespace], bundle: Path) -> None:
+def test_a_disturbed_pair_is_marked(measured: Measured, bundle: Path) -> None:
     measured(A, B, others_cores=0.8)
     found = fractune.pair(bundle, bundle, progress=False)
     assert [cell[:3] for cell in found.table.cells[0][2:5]] == ["<= "] * 3
@@ -185,7 +176,7 @@ def test_a_disturbed_pair_is_marked(measured: Callable[..., SimpleNamespace], bu
     assert [row[6] for row in pairs_table([found.measured()]).cells] == ["disturbed"] * 2
 
 
-def test_on_a_gpu_it_says_that_it_was_never_verified(measured: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+def test_on_a_gpu_it_says_that_it_was_never_verified(measured: Measured, tmp_path: Path) -> None:
     path = tmp_path / "g.fractune"
     path.write_bytes(bundle_bytes(device={**DEVICE.to_json(), "kind": "cuda"}))
     measured(RoundTimes(None, 0.03, 0.03, 0.033), RoundTimes(None, 0.03, 0.03, 0.033))
@@ -238,16 +229,6 @@ def test_bundles_of_a_cpu_and_of_a_gpu_share_nothing(bundle: Path, tmp_path: Pat
         fractune.pair(other, co_runner="bubble:8MiB")
 
 
-@pytest.fixture
-def refused(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, list[str]]]]:
-    """`fractune pair` in this process: exit code and standard error. Its signals are taken back."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    yield lambda *args: (main(["pair", *args]), capfd.readouterr().err.splitlines())
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-
-
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
@@ -258,16 +239,16 @@ def refused(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[i
     ],
 )
 def test_the_command_ends_with_one_line_and_a_code(
-    bundle: Path, refused: Callable[..., tuple[int, list[str]]], args: list[str], code: int, says: str
+    bundle: Path, capfd: pytest.CaptureFixture[str], args: list[str], code: int, says: str
 ) -> None:
-    ended, (line,) = refused(str(bundle), str(bundle), *args)
-    assert ended == code
+    assert main(["pair", str(bundle), str(bundle), *args]) == code
+    (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("fractune: ")
     assert says in line
 
 
 def test_a_recorded_pair_is_kept_by_the_server(
-    bundle: Path, measured: Callable[..., SimpleNamespace], server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+    bundle: Path, measured: Measured, server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = RoundTimes(whole_s=1.0, share_s=1.5, control_s=1.5, together_s=2.0)
     measured(times, times)
@@ -287,7 +268,7 @@ def test_a_recorded_pair_is_kept_by_the_server(
 
 
 def test_a_result_is_shown_though_no_server_keeps_it(
-    bundle: Path, measured: Callable[..., SimpleNamespace], capsys: pytest.CaptureFixture[str]
+    bundle: Path, measured: Measured, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = RoundTimes(whole_s=1.0, share_s=1.5, control_s=1.5, together_s=2.0)
     measured(times)

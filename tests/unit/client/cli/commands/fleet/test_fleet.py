@@ -15,11 +15,6 @@ from fractune_server.store.store import Store, sqlite_url
 from tests.support.samples import validation
 
 
-@pytest.fixture(autouse=True)
-def _keep_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-
-
 def test_the_users_are_written_with_a_password_file_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "secrets"
     assert main(["admin", "redis-acl", str(folder)]) == 0
@@ -139,7 +134,6 @@ def test_backup_and_restore_say_what_they_hold(state: Path, tmp_path: Path, caps
 def test_options_that_do_not_fit_the_role(
     options: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setenv("FRACTUNE_SECRET", "s")
     monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_worker", lambda *_, **__: pytest.fail("started"))
     assert main(["worker", "--redis", "unix:///nowhere", *options]) == 2
@@ -150,7 +144,6 @@ def test_options_that_do_not_fit_the_role(
 def started_workers(monkeypatch: pytest.MonkeyPatch) -> list[WorkerOptions]:
     """The options of every worker that the command would have become."""
     options: list[WorkerOptions] = []
-    monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_worker", options.append)
     monkeypatch.setenv("FRACTUNE_SECRET", "s")
     return options

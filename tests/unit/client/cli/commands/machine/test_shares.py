@@ -27,7 +27,6 @@ from tests.support.hardware.simulated_nvml import SimulatedNvml
 @pytest.fixture(autouse=True)
 def pipes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The pipe folder of the daemon of the one GPU here."""
-    monkeypatch.setattr("signal.signal", lambda *_: None)
     for name in (MPS_PIPE_DIRECTORY, "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(confinement, "MpsConfinement", lambda share: MpsConfinement(share, nvml=OneGpu))
@@ -67,7 +66,6 @@ def test_a_daemon_that_the_environment_names_is_left_alone(
 
 @pytest.fixture(autouse=True)
 def nothing_outlives_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(command, "own_env", dict)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
