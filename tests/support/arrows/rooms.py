@@ -180,7 +180,9 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 .features.join: CORE BELOW . | RUNTIME
 .features.goal: CORE BELOW .
 # A process of its own cuts a model, by ONNX and ONNX Runtime.
-.features.parts: CORE BELOW . | RUNTIME numpy onnx onnxruntime
+.features.parts: CORE BELOW . | RUNTIME
+# A program of its own, which needs no more of the client.
+.features.parts.cutting: CORE RUNTIME numpy onnx onnxruntime
 .features.knee: CORE BELOW . .features.matrix | matplotlib
 # A schedule is built again by the builder's sandboxed process.
 .features.log: CORE BELOW . | fractune_workers.builder_process numpy tvm tvm_ffi

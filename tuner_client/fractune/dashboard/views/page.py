@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fractune.features.matrix.cross_table import CrossTable, cell_text, cross_text, model_table, table_json
-from fractune.features.parts.cutting import is_part_of
+from fractune.features.parts.parts import is_part_of
 from fractune.server.job_status import JobStatus
 from fractune.server.pace import Pace
 from fractune.text.rendering import Table

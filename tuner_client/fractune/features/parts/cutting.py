@@ -2,32 +2,27 @@
 
 ONNX Runtime folds the arithmetic of shapes, and two runs on random inputs give the types and shapes of all values.
 
-`python -m fractune.features.parts.cutting PARENT_PID ORDER FOLDER`: ORDER is JSON with `model`, `shapes` and `refused`;
-the stages are written to FOLDER/stages.json, or a one-line error to FOLDER/error.
+`python -m fractune.features.parts.cutting PARENT_PID ORDER FOLDER`: ORDER is JSON with `model`, `shapes` and `refused`.
+The last line of standard output is JSON: the `stages`, or a one-line `error`.
 """
-
-from __future__ import annotations
 
 import json
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
 
 from fractune_core.errors import BadModel, first_line
 from fractune_core.files.staged import MOST_PARTS, Stages, Step, Tensor, part_entry
 from fractune_core.host.parent_death import die_with_parent
 from fractune_core.operators import RefusedNode
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    import onnx
-
-    from fractune_runtime.tvm_runtime.tensors import TensorSpec
-
-    Array = npt.NDArray[Any]
-
+from fractune_runtime.tvm_runtime.drawing import accepted_integers, typical_inputs
+from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec
 
 # An ONNX graph, and the part of each of its nodes.
 #
@@ -124,19 +119,6 @@ def subgraphs(node: Any) -> Iterator[Any]:
         yield from each.graphs
 
 
-def part_name(model_name: str, number: int) -> str:
-    """`encoder.part2.onnx`"""
-    name = PurePath(model_name)
-    return f"{name.stem}.part{number}{name.suffix}"
-
-
-def is_part_of(name: str, model_name: str) -> bool:
-    """Whether `part_name` makes `name` of `model_name`."""
-    whole = PurePath(model_name)
-    number = name.removeprefix(f"{whole.stem}.part").removesuffix(whole.suffix)
-    return number.isdecimal() and name == part_name(model_name, int(number))
-
-
 _RUNS = 2
 _SHOWN = 80
 """characters of a name in an error"""
@@ -152,8 +134,6 @@ def cut(model: Path, shapes: Mapping[str, Sequence[int]], refused: Sequence[Refu
 
     Raises BadModel if nothing is refused in it, or ONNX Runtime does not run it.
     """
-    import onnx
-
     whole = _simplified(_with_shapes(onnx.load(model), shapes, model.name), model.name, folder)
     _check_outputs(whole.graph)
     _drop_unneeded(whole.graph)
@@ -194,9 +174,6 @@ def _with_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], na
 
 def _simplified(model: onnx.ModelProto, name: str, folder: Path) -> onnx.ModelProto:
     """The model as ONNX Runtime reads it, with its constants folded."""
-    import onnx
-    import onnxruntime
-
     path = folder / "simplified.onnx"
     _session(model, name, str(path), onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC)
     found = onnx.load(path)
@@ -220,8 +197,6 @@ def _drop_unneeded(graph: onnx.GraphProto) -> None:
 
 
 def _session(model: onnx.ModelProto, name: str, optimized: str, level: Any) -> Any:
-    import onnxruntime
-
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors only
@@ -236,12 +211,6 @@ def _session(model: onnx.ModelProto, name: str, optimized: str, level: Any) -> A
 
 def _values(model: onnx.ModelProto, name: str) -> dict[str, Tensor]:
     """The values that are tensors. A shape that depends on data has None for all of its axes."""
-    import numpy as np
-    import onnx
-    import onnxruntime
-
-    from fractune_runtime.tvm_runtime.drawing import accepted_integers, typical_inputs
-
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
     held = {each.name for each in shown.graph.output}
@@ -273,9 +242,6 @@ def _values(model: onnx.ModelProto, name: str) -> dict[str, Tensor]:
 
 def _inferred(model: onnx.ModelProto, given: Mapping[str, tuple[str, Shape]]) -> dict[str, Shape | None]:
     """The shapes that ONNX infers, with those `given` for the results of operators that it does not know."""
-    import numpy as np
-    import onnx
-
     asked = onnx.ModelProto()
     asked.CopyFrom(model)
     for name, (dtype, shape) in given.items():
@@ -296,10 +262,6 @@ def _fixed_shape(kind: Any) -> Shape | None:
 
 
 def _input_specs(graph: onnx.GraphProto) -> list[TensorSpec]:
-    import onnx
-
-    from fractune_runtime.tvm_runtime.tensors import TensorSpec
-
     made = []
     for each in graph.input:
         kind = each.type.tensor_type
@@ -370,8 +332,6 @@ def _read(model: onnx.ModelProto, part: Sequence[onnx.NodeProto]) -> list[str]:
 
 def _write(model: onnx.ModelProto, part: Sequence[onnx.NodeProto], step: Step, path: Path) -> None:
     """The nodes with the weights that they read, as a model of its own."""
-    import onnx
-
     read = set().union(*map(names_read, part))
     weights = [weight for weight in model.graph.initializer if weight.name in read]
     graph = onnx.helper.make_graph(part, path.stem, _infos(step.inputs), _infos(step.outputs), weights)
@@ -381,9 +341,6 @@ def _write(model: onnx.ModelProto, part: Sequence[onnx.NodeProto], step: Step, p
 
 
 def _infos(tensors: Sequence[Tensor]) -> list[onnx.ValueInfoProto]:
-    import numpy as np
-    import onnx
-
     kinds = [onnx.helper.np_dtype_to_tensor_dtype(np.dtype(each.dtype)) for each in tensors]
     return [
         onnx.helper.make_tensor_value_info(each.name, kind, each.shape)
@@ -391,21 +348,19 @@ def _infos(tensors: Sequence[Tensor]) -> list[onnx.ValueInfoProto]:
     ]
 
 
-STAGES, ERROR = "stages.json", "error"
-
-
 def main() -> None:
-    parent_pid, order, folder_name = sys.argv[1:]
+    parent_pid, order, folder = sys.argv[1:]
     die_with_parent(int(parent_pid))
-    given, folder = json.loads(order), Path(folder_name)
+    given = json.loads(order)
     refused = [RefusedNode(each["name"], each["output"], tuple(each["operators"])) for each in given["refused"]]
+    answer: dict[str, object]
     try:
-        stages = cut(Path(given["model"]), given["shapes"], refused, folder)
-        (folder / STAGES).write_text(json.dumps(stages.to_json()), encoding="utf-8")
+        answer = {"stages": cut(Path(given["model"]), given["shapes"], refused, Path(folder)).to_json()}
     except BadModel as error:
-        (folder / ERROR).write_text(str(error), encoding="utf-8")
+        answer = {"error": str(error)}
     except Exception as error:  # noqa: BLE001  ONNX raises several unrelated types at a graph that it cannot read
-        (folder / ERROR).write_text(f"{Path(given['model']).name}: {first_line(error)}", encoding="utf-8")
+        answer = {"error": f"{Path(given['model']).name}: {first_line(error)}"}
+    print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from fractune.features.parts.cutting import ERROR, STAGES, part_name
 from fractune.local.stack import own_env
 from fractune_core.errors import BadModel, shortened
 from fractune_core.files.bundles import Bundle
@@ -53,6 +52,19 @@ class Parts:
         return {step.part: file for file, step in pairs if step.member is None}
 
 
+def part_name(model_name: str, number: int) -> str:
+    """`encoder.part2.onnx`"""
+    name = PurePath(model_name)
+    return f"{name.stem}.part{number}{name.suffix}"
+
+
+def is_part_of(name: str, model_name: str) -> bool:
+    """Whether `part_name` makes `name` of `model_name`."""
+    whole = PurePath(model_name)
+    number = name.removeprefix(f"{whole.stem}.part").removesuffix(whole.suffix)
+    return number.isdecimal() and name == part_name(model_name, int(number))
+
+
 def can_cut() -> bool:
     """Whether what cuts a model, and runs its parts, is installed. Nothing is imported."""
     return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
@@ -73,11 +85,13 @@ def cut_model(model: Path, shapes: Mapping[str, Sequence[int]], refused: Sequenc
         )
     except subprocess.TimeoutExpired as error:
         raise BadModel(f"{model.name}: cutting it took more than {_CUT_TIMEOUT_S:.0f} s") from error
-    if (folder / ERROR).exists():
-        raise BadModel((folder / ERROR).read_text(encoding="utf-8"))
-    if not (folder / STAGES).exists():
-        raise BadModel(f"{model.name}: the process that cuts it {_end_text(ended)}")
-    stages = Stages.from_json(json.loads((folder / STAGES).read_text(encoding="utf-8")))
+    try:
+        answer = json.loads(ended.stdout.splitlines()[-1])
+    except (IndexError, ValueError) as error:
+        raise BadModel(f"{model.name}: the process that cuts it {_end_text(ended)}") from error
+    if "error" in answer:
+        raise BadModel(answer["error"])
+    stages = Stages.from_json(answer["stages"])
     if len(stages.parts) == len(stages.steps):
         raise BadModel(f"{model.name}: nothing that can be imported is worth a part of its own")
     files = []

@@ -12,13 +12,11 @@ from fractune.features.parts import parts as parts_module
 from fractune.features.parts.cutting import (
     crossing,
     cut,
-    is_part_of,
     names_read,
-    part_name,
     part_numbers,
     static_shapes,
 )
-from fractune.features.parts.parts import cut_model, may_cut, with_remedy
+from fractune.features.parts.parts import cut_model, is_part_of, may_cut, part_name, with_remedy
 from fractune.features.tune import shape_jobs
 from fractune_core.errors import BadModel
 from fractune_core.files.staged import Stages
