@@ -16,7 +16,7 @@ from fractune.text.text import marked_time, ratio_text
 from fractune_core.analysis.validated import choosing_order
 from fractune_core.errors import BadBundle, BadRequest, one_line
 from fractune_core.files.buckets import input_shapes, shape_text
-from fractune_core.files.bundles import Bundle
+from fractune_core.files.bundles import SUFFIX, Bundle
 from fractune_core.files.manifests import disturbed_shares
 from fractune_core.files.staged import Stages
 from fractune_core.names import Collection
@@ -272,7 +272,7 @@ def diff(
     """
     names = _names_apart(Path(before), Path(after))
     sides: list[Side | str] = [
-        bundle_side(Path(each), name) if _is_file(each) else str(each)
+        bundle_side(Path(each), name) if Path(each).is_file() or Path(each).suffix == SUFFIX else str(each)
         for each, name in zip((before, after), names, strict=True)
     ]
     if any(isinstance(side, str) for side in sides):
@@ -299,10 +299,6 @@ def _names_apart(before: Path, after: Path) -> tuple[str, str]:
     pairs = (tuple(str(Path(*path.parts[-count:])) for path in (before, after)) for count in range(1, most + 1))
     first, second = next((pair for pair in pairs if pair[0] != pair[1]), (before.name, after.name))
     return first, second
-
-
-def _is_file(given: str | os.PathLike[str]) -> bool:
-    return Path(given).is_file() or Path(given).suffix == ".fractune"
 
 
 def _connect(reconnect_s: float) -> Any:

@@ -332,9 +332,9 @@ def _workers(seen: Snapshot, empty: str = "no worker is there; start one") -> Bl
 
 def _worker_row(worker: Worker, now: str, since: float) -> tuple[Cell, ...]:
     granted, device = worker.granted, worker.device
-    share = (
-        ("-", "-") if granted is None else (granted.share, _granted(granted.units, granted.units_total, granted.unit))
-    )
+    share = ("-", "-")
+    if granted is not None:
+        share = granted.share, f"{granted.units} of {units_text(granted.units_total, granted.unit)}"
     return (
         Cell(worker.name.removeprefix("workers/")),
         Cell(worker.role),
@@ -345,7 +345,3 @@ def _worker_row(worker: Worker, now: str, since: float) -> tuple[Cell, ...]:
         Cell(str(worker.pid)),
         Cell("-" if device is None else device.isa),
     )
-
-
-def _granted(units: int, total: int, unit: str) -> str:
-    return f"{units} of {units_text(total, unit)}"

@@ -119,7 +119,8 @@ def time_bars(job: JobStatus) -> Bars | None:
     """A bar for each share, its parts in the same order in all bars; before the job's end of the operators alone. None
     without times.
     """
-    parts = {each.share: model_parts(job, each) for each in job.tuned_results} or _so_far(job)
+    so_far = {share: _operators_at(job, share, whole_s) for share, whole_s in job.operators_s.items()}
+    parts = {each.share: model_parts(job, each) for each in job.tuned_results} or so_far
     parts = {share: found for share, found in parts.items() if found}
     if not parts:
         return None
@@ -135,10 +136,6 @@ def time_bars(job: JobStatus) -> Bars | None:
         for share, found in parts.items()
     )
     return Bars(title, bars, legend, is_thin=True)
-
-
-def _so_far(job: JobStatus) -> dict[str, list[ModelPart]]:
-    return {share: _operators_at(job, share, whole_s) for share, whole_s in job.operators_s.items()}
 
 
 def _operators_at(job: JobStatus, share: str, whole_s: float) -> list[ModelPart]:

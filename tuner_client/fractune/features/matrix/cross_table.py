@@ -417,13 +417,15 @@ def _robust_json(table: CrossTable, within: str = "") -> dict[str, Any] | None:
 def rows(table: CrossTable) -> list[list[Any]]:
     return [
         [
-            *(variant, share, cell.median_s, lost.median, *_interval(lost), lost.is_tie),
+            *(
+                variant,
+                share,
+                cell.median_s,
+                lost.median,
+                *(None if math.isnan(lost.low) else end for end in (lost.low, lost.high)),
+                lost.is_tie,
+            ),
             *(table.is_launch_bound(variant, share), list(cell.run_secs)),
         ]
         for variant, share, cell, lost in table.all()
     ]
-
-
-def _interval(lost: Slowdown) -> list[float | None]:
-    """JSON has no NaN."""
-    return [None, None] if math.isnan(lost.low) else [lost.low, lost.high]

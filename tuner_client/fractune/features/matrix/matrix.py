@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
-from fractune.features.matrix.cross_table import CrossTable, cross_text, model_table, operator_table, sentences
+from fractune.features.matrix.cross_table import (
+    CrossTable,
+    cross_text,
+    draw_table,
+    model_table,
+    operator_table,
+    sentences,
+)
 from fractune.models.open_sizes import sized_model
 from fractune.models.source import ModelSource
 from fractune.server.job_status import JobStatus, operator_records
@@ -49,8 +56,6 @@ class Matrix(Drawable):
 
     def _draw(self, path: Path) -> None:
         """Draw the model's table as a heat map."""
-        from fractune.features.matrix.cross_table import draw_table
-
         draw_table(self.tables[0], path)
 
 

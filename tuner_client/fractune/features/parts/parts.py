@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any
 
 from fractune.local.stack import own_env
 from fractune_core.errors import BadModel, shortened
@@ -134,17 +133,16 @@ def join_parts(model: Path, parts: Parts, bundles: Sequence[Path], new: NewBundl
 
 def _of_member(step: Step, bundle: Bundle) -> Step:
     """The step with inputs and outputs in the order of its bundle, which may have dropped an input."""
-    inputs, outputs = (_ordered(bundle.manifest[name]) for name in ("inputs", "outputs"))
+    inputs, outputs = (
+        [Tensor(each["name"], each["dtype"], list(each["shape"])) for each in bundle.manifest[name]]
+        for name in ("inputs", "outputs")
+    )
     held = {each.name: each for each in (*step.inputs, *step.outputs)}
     strangers = [each.name for each in (*inputs, *outputs) if held.get(each.name) != each]
     if strangers or {each.name for each in outputs} != {each.name for each in step.outputs}:
         name = (strangers or [step.outputs[0].name])[0]
         raise BadModel(f"the value '{name}' between two parts of the model has another type or shape when imported")
     return replace(step, inputs=inputs, outputs=outputs)
-
-
-def _ordered(tensors: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-    return [Tensor(each["name"], each["dtype"], list(each["shape"])) for each in tensors]
 
 
 def may_cut(spec: JobSpec, error: BadModel) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from fractune.features.plan.plan_file import LogModel, PlanFile, read_plan
 from fractune.features.plan.slowdowns import MOST_PAIRS, MeasuredSlowdown, counted, slowdowns_table, with_slowdowns
-from fractune.features.plan.table import models_table, parts_table, plan_json, summary
+from fractune.features.plan.table import draw_plan, models_table, parts_table, plan_json, summary
 from fractune.models.source import check_model_file, model_file
 from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RECONNECT_S, RpcClient
@@ -65,8 +65,6 @@ class PlanResult(Drawable):
 
     def _draw(self, path: Path) -> None:
         """Draw the devices and their parts."""
-        from fractune.features.plan.table import draw_plan
-
         draw_plan(self.plan, path)
 
 

@@ -105,7 +105,7 @@ def _known(pairs: Sequence[MeasuredPair], device: DeviceType) -> dict[tuple[str,
         if (
             is_disturbed(pair.others_cores)
             or pair.how != OWN_UNITS
-            or not all(_is_part(each, device) for each in pair.models)
+            or not all(each.share.partition(":")[0] == device.timed_by.partitioning for each in pair.models)
         ):
             continue
         for i, one, other in _both_ways(pair):
@@ -119,7 +119,3 @@ def _both_ways(pair: MeasuredPair) -> list[tuple[Estimate, PairedModel, PairedMo
     ways = [(one.interference, one, other) for one, other in (pair.models, pair.models[::-1])]
     known = [(i, one, other) for i, one, other in ways if i is not None]
     return sorted(known, key=lambda way: -way[0].median)
-
-
-def _is_part(model: PairedModel, device: DeviceType) -> bool:
-    return model.share.partition(":")[0] == device.timed_by.partitioning

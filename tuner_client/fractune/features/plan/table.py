@@ -28,7 +28,7 @@ def parts_table(plan: Plan) -> Table:
         *(Column("latency", numbers=True), Column("time is", wraps_at=12)),
     )
     return Table(
-        title=_title(plan),
+        title=f"plan for {plan.device} by {plan.partitioning}, to be confirmed by a person",
         columns=columns,
         cells=tuple(
             (
@@ -97,10 +97,6 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 def rate_text(per_s: float) -> str:
     """`1374`, `95.2`, `0.104`."""
     return f"{per_s:.0f}" if per_s >= 99.5 else f"{per_s:.3g}"
-
-
-def _title(plan: Plan) -> str:
-    return f"plan for {plan.device} by {plan.partitioning}, to be confirmed by a person"
 
 
 def _basis(part: PlannedPart) -> str:

@@ -82,7 +82,12 @@ class TuneResult:
         if self.joined is None:
             return answer_of(self.job, times, self.not_compared)
         rows = [
-            Row(each.share, text, job, tuple(time for time in times if _is_of(time, each.share, text)))
+            Row(
+                each.share,
+                text,
+                job,
+                tuple(time for time in times if (time.share, shape_text(time.inputs)) == (each.share, text)),
+            )
             for job, shape in zip(reversed(self.jobs), self.joined.buckets, strict=True)
             for each in job.results
             for text in (shape_text(shape),)
@@ -121,10 +126,6 @@ class TuneResult:
     def matrix(self) -> Matrix:
         """The schedules tuned for each share at every other share; for a model in parts, those of its first part."""
         return Matrix((model_table(self.job),))
-
-
-def _is_of(time: RuntimeTime, share: str, shape: str) -> bool:
-    return time.share == share and shape_text(time.inputs) == shape
 
 
 def _time_text(each: ShareResult) -> str:

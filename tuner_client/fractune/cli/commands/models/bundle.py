@@ -16,8 +16,8 @@ from fractune.cli.printing import choose_view, print_json, print_tables
 from fractune.features.client import Client
 from fractune.features.compete.compete import REPEATS, compete as compete_with
 from fractune.features.compete.results import checked_json, checked_lines, contest_events
-from fractune.features.fuse import FusedModel, apart_text, fuse as fuse_models, slots_text
-from fractune.features.join import JoinedBundle, join as join_files, padding_line, shapes_lines
+from fractune.features.fuse import apart_text, fuse as fuse_models, slots_text
+from fractune.features.join import join as join_files, padding_line, shapes_lines
 from fractune.features.tune.bundle import POLICIES, BundleFile, bundle as bundle_model, write_image
 from fractune.models.source import check_model_file
 from fractune.sessions.session import session
@@ -89,16 +89,13 @@ def join(
     """Join bundles of one model for several shapes, and prove its padding."""
     found = join_files(bundles, out=out, force=force, model=model, **padding.parsed())
     if as_json:
-        print(json.dumps(_joined_json(found)))
+        joined = {"bundle": str(found.path), "buckets": list(found.buckets), "padding": found.padding.to_json()}
+        print(json.dumps(joined))
         return
     print(f"bundle:    {os.path.relpath(found.path)}")
     for line in shapes_lines(found.buckets):
         print(line)
     print(padding_line(found.padding))
-
-
-def _joined_json(found: JoinedBundle) -> dict[str, object]:
-    return {"bundle": str(found.path), "buckets": list(found.buckets), "padding": found.padding.to_json()}
 
 
 def fuse(
@@ -118,7 +115,8 @@ def fuse(
     shapes, by_name = options.parse_inputs(inputs), options.parse_one_size(sizes)
     found = fuse_models(models, slots=slots, inputs=shapes, sizes=by_name, run_script=run_script, out=out)
     if as_json:
-        print(json.dumps(_fused_json(found)))
+        fused = {"slots": list(found.slots), "operators": found.operators, "apart": list(found.apart)}
+        print(json.dumps({"path": str(found.path), **fused}))
         return
     print(f"slots:     {slots_text(found.slots)}")
     print(f"operators: {found.operators} to tune, each for all slots at once")
@@ -126,15 +124,6 @@ def fuse(
         print(f"           {apart_text(found.apart)}")
     print(f"model:     {found.path}")
     print(f"next:      fractune tune {os.path.relpath(found.path)} --shares cpu:1")
-
-
-def _fused_json(found: FusedModel) -> dict[str, object]:
-    return {
-        "path": str(found.path),
-        "slots": list(found.slots),
-        "operators": found.operators,
-        "apart": list(found.apart),
-    }
 
 
 @dataclass(frozen=True)
