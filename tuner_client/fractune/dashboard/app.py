@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 
 from fractune.dashboard.following import Follower, JobTrials, Snapshot, Trial, paced
 from fractune.dashboard.guard import Guard, GuardOptions, check_own_page
-from fractune.dashboard.views import job, log, model, operator, overview, pairs, planning
+from fractune.dashboard.views import job, log, model, operator, overview, planning
 from fractune.dashboard.views.page import Page, ago_from, grouped, part_jobs, plain_moment
 from fractune.dashboard.views.parts import FILTERS
 from fractune.features.client import Client
@@ -377,7 +377,7 @@ class Site:
 
     async def _pairs(self, request: Request) -> Page:
         del request
-        return pairs.pairs(await self._forms.pairs())
+        return planning.pairs(await self._forms.pairs())
 
     async def _status(self, name: str) -> JobStatus:
         return await self._follower.answer(("job", name), lambda client: client.job(name).status())

@@ -7,18 +7,7 @@ from urllib.parse import quote
 
 from fractune.dashboard.following import RATES_S, LostWorker, Snapshot
 from fractune.dashboard.views import page
-from fractune.dashboard.views.page import (
-    ENDED,
-    Block,
-    Cell,
-    Page,
-    Tile,
-    columns_of,
-    inputs_text,
-    job_path,
-    jobs_block,
-    moment,
-)
+from fractune.dashboard.views.page import ENDED, Block, Cell, Page, Tile, columns_of, job_path, jobs_block, moment
 from fractune.server.job_status import Fleet, JobStatus, OfferedShare, WaitingWork, Worker
 from fractune.text.text import ago_text, counts_text, left_text, span_text, time_text
 from fractune_core.analysis.noise import DEFAULT_MARGIN, NoiseAdvice
@@ -283,7 +272,7 @@ def _card(job: JobStatus, seen: Snapshot) -> Tile:
             *(["it waits, see above"] if waits else [remaining or f"for {span_text(done.elapsed_s)}"]),
             f"{done.candidates_had} of {done.trials_planned} trials",
             *([f"operators: {', '.join(best)}"] if best else []),
-            *([inputs_text(job)] if inputs_text(job) else []),
+            *([page.inputs_text(job)] if page.inputs_text(job) else []),
         ),
         progress=part,
         is_bad=waits,

@@ -1,23 +1,64 @@
-"""Models on the devices that serve them, and the least CPU limit of one, by the times of jobs and by measured pairs."""
+"""Models on the devices that serve them, the least CPU limit of one, and the slow-downs of two, by times of jobs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
-from fractune.dashboard.views.page import Bar, Bars, Block, Cell, Field, Page, Piece, block_of, job_label, job_path
+from fractune.dashboard.views import page
+from fractune.dashboard.views.page import LEVELS, Bar, Bars, Block, Cell, Field, Page, Piece, block_of, job_label
 from fractune.features.diff import compared, job_side
 from fractune.features.fit.fit import fit_of_job
+from fractune.features.pair.result import pairs_table
 from fractune.features.plan.plan import JobDemand, PlannedDevice, PlanResult, plan_of_jobs
 from fractune.features.plan.table import rate_text, summary
 from fractune.server.job_status import JobStatus
 from fractune.text.rendering import Table
-from fractune.text.text import time_text
+from fractune.text.text import slowdown_text, time_text
 from fractune_core.analysis.model_times import MeasuredPair
+from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import BadRequest, FractuneError, one_line
 from fractune_core.jobs import JobState
 from fractune_core.planning.devices import GPUS, Partitioning
 from fractune_core.planning.plans import Plan, PlannedPart
+from fractune_core.served import is_disturbed
+
+_HOW = (
+    "time together over time alone on the whole, with the 95 % interval",
+    "where the whole is not known, it is over time alone at the share",
+    "of several measurements of two models the newest undisturbed one is shown, else the newest; all are below",
+)
+_EMPTY = "no pair is in the log; 'fractune pair A.fractune B.fractune --record' measures one"
+
+
+def pairs(found: Sequence[MeasuredPair]) -> Page:
+    """`found` are the newest first."""
+    return Page(
+        "Pairs",
+        {"pairs": [each.to_json() for each in found]},
+        blocks=(_matrix(found), block_of(pairs_table(found), "All measurements", empty=_EMPTY)),
+    )
+
+
+def _matrix(found: Sequence[MeasuredPair]) -> Block:
+    """A row for each model, a column for each co-runner."""
+    cells: dict[tuple[str, str], Estimate] = {}
+    for each in sorted(found, key=lambda pair: is_disturbed(pair.others_cores)):
+        for one, other in (each.models, each.models[::-1]):
+            ratio = one.slowdown or one.interference
+            if ratio is not None:
+                cells.setdefault((one.model_name, other.model_name), ratio)
+    rows, beside = (sorted(set(names)) for names in zip(*cells, strict=True)) if cells else ([], [])
+    columns = (("slow-down of", False), *((f"beside {one_line(name)}", True) for name in beside))
+    shown = tuple((Cell(one_line(name)), *(_cell(cells.get((name, other))) for other in beside)) for name in rows)
+    return Block("Slow-downs", columns, shown, _HOW if shown else (), _EMPTY)
+
+
+def _cell(ratio: Estimate | None) -> Cell:
+    if ratio is None:
+        return Cell("-")
+    return Cell(slowdown_text(ratio), level=sum(ratio.median - 1 > limit for limit in LEVELS))
+
 
 _TO_DO = "choose a model, a rate of requests and a p99, and press Show"
 _VERIFY = (
@@ -47,7 +88,7 @@ def goal_fields(given: Mapping[str, str]) -> list[Field]:
 
 def limits_shown(job: JobStatus, found: FoundLimits) -> tuple[list[tuple[str, Cell]], list[Block], dict[str, Any]]:
     """Facts, the alternatives as a table, and the same for programs."""
-    by = ("job", Cell(job.name, job_path(job.name)))
+    by = ("job", Cell(job.name, page.job_path(job.name)))
     if isinstance(found, str):
         return [by, ("no limit", Cell(one_line(found)))], [], {"alternatives": None, "why": found}
     table, resources = found

@@ -7,19 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune.features.fit.measuring import (
-    FRACTUNE,
-    ONNX_RUNTIME,
-    OPENVINO,
-    BehindServer,
-    Measured,
-    Verified,
-    check_limits,
-    measure,
-    usable_cores,
-    verify as verify_limit,
-    verify_behind,
-)
+from fractune.features.fit import measuring
+from fractune.features.fit.measuring import BehindServer, Measured, Verified, check_limits, measure, usable_cores
 from fractune.features.fit.table import behind_lines, draw_fit, fit_json, fit_table, verified_lines
 from fractune.local.model_server import check_server
 from fractune.models.open_sizes import settled_once
@@ -48,10 +37,10 @@ def settings_text(best: Alternative, runtime: str, model: Path) -> tuple[str, ..
     replicas = "1 replica of the model, which answers one request after the other"
     if best.replicas > 1:
         replicas = f"{best.replicas} replicas of the model in this container, with one queue for all of them"
-    if runtime == OPENVINO:
+    if runtime == measuring.OPENVINO:
         each = _openvino(best)
     else:
-        each = _onnx_runtime(best.threads) if runtime == ONNX_RUNTIME else _fractune(best, model.name)
+        each = _onnx_runtime(best.threads) if runtime == measuring.ONNX_RUNTIME else _fractune(best, model.name)
     burst = f"burst of the limit (cpu.max.burst): {best.limit.burst_us} us" if best.limit.burst_us else ""
     return tuple(filter(None, (replicas, each, burst)))
 
@@ -78,7 +67,7 @@ def _fractune(best: Alternative, name: str) -> str:
 
 DEFAULT_STEP = "50m"
 _BURSTS = (0.0, 1.0)
-RUNTIMES = {"onnxruntime": ONNX_RUNTIME, "openvino": OPENVINO}
+RUNTIMES = {"onnxruntime": measuring.ONNX_RUNTIME, "openvino": measuring.OPENVINO}
 """of an ONNX file"""
 
 
@@ -203,8 +192,10 @@ def fit(
     measured = measure(path, shapes, report_line, RUNTIMES[runtime])
     report_line("searching the least limit of each number of threads and replicas")
     found = search(measured, goal)
-    verified = verify_limit(path, measured, _best(found), goal, shapes, report_line) if verify else None
-    behind = verify_behind(server, server_python, path, measured, _best(found), goal, report_line) if server else None
+    verified = measuring.verify(path, measured, _best(found), goal, shapes, report_line) if verify else None
+    behind = None
+    if server:
+        behind = measuring.verify_behind(server, server_python, path, measured, _best(found), goal, report_line)
     return FitResult(path, measured, goal, found, verified, behind)
 
 
@@ -248,4 +239,4 @@ def _measured(job: JobStatus) -> Measured:
     if not found:
         raise BadRequest(f"{job.name} has no time at whole cores of a CPU; choose another job, or tune at cpu:1")
     services = tuple(service_of_time(units, found[units].tuned_s) for units in sorted(found))
-    return Measured(FRACTUNE, "", services, {units: each.others_cores for units, each in found.items()})
+    return Measured(measuring.FRACTUNE, "", services, {units: each.others_cores for units, each in found.items()})

@@ -5,14 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
-from fractune.features.matrix.cross_table import (
-    CrossTable,
-    cross_text,
-    draw_table,
-    model_table,
-    operator_table,
-    sentences,
-)
+from fractune.features.matrix import cross_table
+from fractune.features.matrix.cross_table import CrossTable, cross_text, draw_table, model_table, operator_table
 from fractune.models.open_sizes import sized_model
 from fractune.models.source import ModelSource
 from fractune.server.job_status import JobStatus, operator_records
@@ -52,7 +46,7 @@ class Matrix(Drawable):
     @property
     def sentences(self) -> tuple[str, ...]:
         """The loss of the schedules tuned for each share at every other share, with 95 % intervals."""
-        return tuple(sentences(self.tables[0]))
+        return tuple(cross_table.sentences(self.tables[0]))
 
     def _draw(self, path: Path) -> None:
         """Draw the model's table as a heat map."""

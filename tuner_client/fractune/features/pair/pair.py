@@ -13,10 +13,8 @@ from fractune.features.pair.run import Arrangement, CoLocation, CoRunner, Progra
 from fractune.local.stack import own_env
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.rendering import Table
+from fractune_core.analysis import match, model_times, slowdown_ci
 from fractune_core.analysis.co_location import FEWEST_ROUNDS, CoLocationFigures, co_location_figures
-from fractune_core.analysis.match import How
-from fractune_core.analysis.model_times import MeasuredPair
-from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import BadBundle, BadRequest, one_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.served import LOAD, is_disturbed
@@ -51,7 +49,7 @@ class PairResult(PairTimes):
         """STP, ANTT, throughput, the verdicts and the notes."""
         return self.table.notes
 
-    def measured(self) -> MeasuredPair:
+    def measured(self) -> model_times.MeasuredPair:
         """What `Client.add_pair` puts into the log. Each call makes another pair."""
         return measured_pair(self)
 
@@ -170,7 +168,7 @@ def _side(co_runner: CoRunner, whole: dict[str, str]) -> PairSide:
     if not co_runner.program.is_model:
         return PairSide(name, share)
     here = co_runner.description
-    is_measured = all(each["how"] != How.NONE.value for each in (here, whole) if each)
+    is_measured = all(each["how"] != match.How.NONE.value for each in (here, whole) if each)
     return PairSide(name, share, here["variant"], here["reason"], whole.get("variant", ""), is_measured=is_measured)
 
 
@@ -201,7 +199,7 @@ def _notes(
     return notes
 
 
-def _is_quiet(control: Estimate) -> bool:
+def _is_quiet(control: slowdown_ci.Estimate) -> bool:
     widest = max(abs(control.low - 1.0), abs(control.high - 1.0))
     return abs(control.median - 1.0) <= _CONTROL_ALLOWED and widest <= _CONTROL_WIDEST
 

@@ -21,11 +21,8 @@ from fractune.sessions.progress import View
 from fractune.sessions.session import PlaceOptions, run_job, tuning_session
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadRequest, FractuneError
-from fractune_core.files.buckets import input_shapes
+from fractune_core.files import buckets, fused, model_files, new_bundle
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.fused import is_fused
-from fractune_core.files.model_files import MOST_PARSED_BYTES
-from fractune_core.files.new_bundle import NewBundle
 from fractune_core.jobs import JobSpec, SearchOptions
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
@@ -85,9 +82,9 @@ def goal_spec(
 
 def _check_job(model: Path, spec: JobSpec) -> None:
     """Raise BadRequest or ShareUnavailable for a model or options that do not fit a goal."""
-    if is_fused(model):
+    if fused.is_fused(model):
         raise BadRequest(f"{model.name} is a fused model, which no peer runs; leave --until-beats out")
-    if model.stat().st_size > MOST_PARSED_BYTES:
+    if model.stat().st_size > model_files.MOST_PARSED_BYTES:
         raise BadRequest(f"{model.name} has more than 2 GiB, which no peer reads as one file; leave --until-beats out")
     if spec.extra_trials or spec.rerank:
         raise BadRequest(
@@ -103,7 +100,7 @@ def _check_job(model: Path, spec: JobSpec) -> None:
 
 
 def tune_until_beaten(
-    model: Path, spec: JobSpec, goal: GoalSpec, written: NewBundle, where: PlaceOptions, view: View
+    model: Path, spec: JobSpec, goal: GoalSpec, written: new_bundle.NewBundle, where: PlaceOptions, view: View
 ) -> TuneResult:
     """Tune `model` until its bundle, in the file `written` from the first step on, beats the peer at every share.
 
@@ -173,7 +170,7 @@ class _Pursuit:
         """Keep the peer's times in the log of the job, for its page. A failure costs these times alone."""
         try:
             with contextlib.closing(Bundle(bundle)) as opened:
-                inputs = input_shapes(opened.manifest)
+                inputs = buckets.input_shapes(opened.manifest)
             times = step_times(self.goal, Collection.MODELS.parse(job.model), inputs)
             client.add_runtime_times(to_proto(each, pb.RuntimeTime) for each in times)
         except FractuneError as error:

@@ -169,7 +169,7 @@ def test_the_server_is_beside_the_model(
     behind = BehindServer("ray", 2_000, 0.03, p99_s, 0.0304, ONE.cpu_s, 0.0, held=p99_s <= 0.08)
     monkeypatch.setattr(fitting, "check_server", lambda *_: None)
     monkeypatch.setattr(fitting, "is_bundle", lambda _: True)
-    monkeypatch.setattr(fitting, "verify_behind", lambda *_: behind)
+    monkeypatch.setattr(measuring, "verify_behind", lambda *_: behind)
     asked = ["fit", "m.fractune", "--rate", "10/s", "--p99", "80ms", "--server", "ray"]
     assert main(asked) == code
     lines = capfd.readouterr().out
@@ -191,7 +191,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Verified:
     monkeypatch.setattr(fitting, "check_limits", lambda *_: None)
     monkeypatch.setattr(fitting, "measure", lambda *_: Measured(ONNX_RUNTIME, "1.31", (ONE,)))
     monkeypatch.setattr(fitting, "fit_services", lambda *_: [FOUND])
-    monkeypatch.setattr(fitting, "verify_limit", lambda *given: replace(result, held=given[3].p99_s >= result.p99_s))
+    monkeypatch.setattr(measuring, "verify", lambda *given: replace(result, held=given[3].p99_s >= result.p99_s))
     return result
 
 
