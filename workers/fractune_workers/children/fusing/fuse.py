@@ -112,7 +112,7 @@ class _SlotAxis:
         wide = self._buffers.get(region.source)
         if wide is None:
             return region
-        return tirx.BufferRegion(wide, [Range.from_min_extent(self._slot, _one()), *region.region])
+        return tirx.BufferRegion(wide, [Range.from_min_extent(self._slot, tirx.IntImm(_INDEX, 1)), *region.region])
 
     def _block(self, block: Any) -> Any:
         if self._holds_block(block.body):
@@ -160,10 +160,6 @@ def _replaced(part: Any, old: Any, new: Any) -> Any:
 
 def _zero() -> Any:
     return tirx.IntImm(_INDEX, 0)
-
-
-def _one() -> Any:
-    return tirx.IntImm(_INDEX, 1)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ class _Dimension(NamedTuple):
 
 def has_boxes(sums: Sums) -> bool:
     """Whether a tile of at least one factor is a box."""
-    return any(_dimensions(sums, *each, dict.fromkeys(_all_axes(), 1)) for each in _factors(sums))
+    axes = {axis for axes in FACTOR_AXES for axis in axes}
+    return any(_dimensions(sums, *each, dict.fromkeys(axes, 1)) for each in _factors(sums))
 
 
 def boxes_of(sums: Sums, decisions: Decisions) -> tuple[Box | None, Box | None]:
@@ -65,10 +66,6 @@ def boxes_of(sums: Sums, decisions: Decisions) -> tuple[Box | None, Box | None]:
     lengths = {"row": decisions.rows, "column": decisions.columns, "depth": decisions.depth}
     first, second = (_box(sums, *each, lengths) if decisions.tma else None for each in _factors(sums))
     return first, second
-
-
-def _all_axes() -> set[str]:
-    return {axis for axes in FACTOR_AXES for axis in axes}
 
 
 def _factors(sums: Sums) -> list[tuple[Factor, tuple[str, str]]]:

@@ -147,7 +147,9 @@ class Folding:
             kind = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
             small = math.prod(tensor.dims) <= _LARGEST
             self._learn(
-                tensor.name, _TensorFacts(kind, constant=True, tensor=tensor if small else None), _weight(tensor)
+                tensor.name,
+                _TensorFacts(kind, constant=True, tensor=tensor if small else None),
+                f"weight '{tensor.name}'",
             )
 
     def _learn(self, name: str, value: _TensorFacts, what: str) -> int:
@@ -388,7 +390,3 @@ def _element_bytes(kind: int) -> int:
         return max(1, helper.tensor_dtype_to_np_dtype(kind).itemsize)
     except KeyError:
         return 1
-
-
-def _weight(tensor: onnx.TensorProto) -> str:
-    return f"weight '{tensor.name}'"

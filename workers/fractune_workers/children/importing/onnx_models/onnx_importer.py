@@ -111,13 +111,8 @@ def mistyped_attributes(node: onnx.NodeProto) -> Iterator[str]:
         return
     known = defs.get_schema(node.op_type).attributes
     for each in node.attribute:
-        if each.name in known and each.type not in (each.UNDEFINED, _attribute_kind(known[each.name])):
+        if each.name in known and each.type not in (each.UNDEFINED, int(known[each.name].type.value)):
             yield each.name
-
-
-def _attribute_kind(attribute: Any) -> int:
-    """ONNX's number of an attribute's type in a description of an operator."""
-    return int(attribute.type.value)
 
 
 def _parameters(node: onnx.NodeProto) -> Sequence[int]:

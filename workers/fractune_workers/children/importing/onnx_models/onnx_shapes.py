@@ -247,7 +247,7 @@ def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]], cons
     left_open = [
         value for value in graph.input if _is_open(value) and not _fixes_itself(value, constants.get(value.name, ""))
     ]
-    empty = [value.name for value in left_open if _has_zero(value)]
+    empty = [value.name for value in left_open if any(map(_is_zero, value.type.tensor_type.shape.dim))]
     if empty:
         raise BadModel(
             f"input '{empty[0]}' has a dimension of 0: the inputs are {describe(graph)}; no tensor may be empty, so "
@@ -324,10 +324,6 @@ def _size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
 
 def _is_zero(dim: onnx.TensorShapeProto.Dimension) -> bool:
     return bool(dim.HasField("dim_value") and dim.dim_value == 0)
-
-
-def _has_zero(value: onnx.ValueInfoProto) -> bool:
-    return any(map(_is_zero, value.type.tensor_type.shape.dim))
 
 
 def _check_sizes(name: str, shape: Sequence[int]) -> None:
