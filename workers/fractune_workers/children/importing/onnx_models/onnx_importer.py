@@ -109,7 +109,7 @@ def mistyped_attributes(node: onnx.NodeProto) -> Iterator[str]:
     """Names of attributes whose type is not that of ONNX's operator in its newest version."""
     if onnx_graph.domain_of(node.domain) or not defs.has(node.op_type):
         return
-    known = defs.get_schema(node.op_type).attributes
+    known: Any = defs.get_schema(node.op_type).attributes
     for each in node.attribute:
         if each.name in known and each.type not in (each.UNDEFINED, int(known[each.name].type.value)):
             yield each.name
