@@ -124,7 +124,7 @@ COMMAND: CORE FEATURES BELOW fractune fractune.cli fractune.cli.ending fractune.
 .importing.rolling: CHILD .importing.limits .importing.onnx_graph .recurrent
 .importing.onnx_models: CHILD fractune_runtime.tvm_runtime .importing.decomposing .importing.limits
     .importing.onnx_graph .importing.operators .importing.rolling .rewriting .tvm_api google.protobuf | onnxruntime
-.fusing: CHILD .importing .importing.onnx_graph .rewriting
+.fusing: CHILD .importing .importing.onnx_graph .rewriting .tvm_api
 .rewriting: CHILD .tvm_api
 .recurrent: CHILD .rewriting .tvm_api
 .layouts: CHILD .layouts.kernels .rewriting .tvm_api

@@ -30,6 +30,7 @@ from fractune_workers.children.building.embed_cubin import embed_cubin
 from fractune_workers.children.tvm_api.artifacts import pack
 from fractune_workers.children.tvm_api.compiled import written
 from fractune_workers.children.tvm_api.cuda_target import ASYNC_COPIES, shared_bytes_at_launch
+from fractune_workers.children.tvm_api.tir import parts_of
 from fractune_workers.cuda.compilers import CudaCompiler
 
 _ASYNC, _DMA = "s_tir.InjectPTXAsyncCopy", "s_tir.LowerAsyncDMA"
@@ -81,8 +82,7 @@ def copied_singly(mod: tvm.IRModule, operands: set[str]) -> tvm.IRModule:
 
 
 def _copies(loop: Any, operands: set[str]) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(loop.body, (tirx.BufferStore, found.append))
+    found = parts_of(loop.body, tirx.BufferStore)
     loads = [_load_of(store) for store in found if str(store.buffer.scope()).startswith("shared")]
     return any(load is not None and str(load.source.name) in operands for load in loads)
 
@@ -96,9 +96,7 @@ def _load_of(store: Any) -> Any:
 
 
 def _has_stride(index: Any) -> bool:
-    ramps: list[Any] = []
-    tvm_ffi.structural_walk(index, (tirx.Ramp, ramps.append))
-    return any(not isinstance(ramp.stride, tirx.IntImm) or int(ramp.stride) != 1 for ramp in ramps)
+    return any(not isinstance(ramp.stride, tirx.IntImm) or int(ramp.stride) != 1 for ramp in parts_of(index, tirx.Ramp))
 
 
 # Names of a kernel's variables as C's identifiers: code for a GPU is generated as text.

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import relax, s_tir
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 from tvm_ffi import structural_equal
@@ -22,6 +21,7 @@ from fractune_workers.children.rewriting import expressions
 from fractune_workers.children.triton_kernels.attention.recognition import attention_of
 from fractune_workers.children.triton_kernels.sources import alternative, marked
 from fractune_workers.children.triton_kernels.sums import Unfit
+from fractune_workers.children.tvm_api.tir import parts_of
 from fractune_workers.children.tvm_api.traces import Workload
 
 _CALL = "call_tir"
@@ -288,9 +288,7 @@ class _Finder:
 
 def _blocks(function: Any) -> list[Any]:
     """The blocks of a function that each store one value."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append))
-    return [each for each in found if type(each.body).__name__ == "BufferStore"]
+    return [each for each in parts_of(function.body, s_tir.SBlock) if type(each.body).__name__ == "BufferStore"]
 
 
 def _module_of(function: Any) -> tvm.IRModule:

@@ -21,6 +21,7 @@ from fractune_workers.children.fusing import difference
 from fractune_workers.children.importing.model_file import Variants
 from fractune_workers.children.importing.passes import prepare
 from fractune_workers.children.rewriting import expressions
+from fractune_workers.children.tvm_api.tir import parts_of
 
 _ROOT = "root"
 _INDEX = "int64"
@@ -144,9 +145,7 @@ class _SlotAxis:
         return loop
 
     def _holds_block(self, body: Any) -> bool:
-        found: list[Any] = []
-        tvm_ffi.structural_walk(body, (s_tir.SBlockRealize, found.append))
-        return bool(found)
+        return bool(parts_of(body, s_tir.SBlockRealize))
 
     def _widened(self, buffer: Any) -> Any:
         ty = buffer.ty

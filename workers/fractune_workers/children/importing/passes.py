@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.s_tir import meta_schedule as ms
@@ -47,6 +46,7 @@ from fractune_workers.children.rewriting.expressions import (
 from fractune_workers.children.rewriting.indexing import looked_up
 from fractune_workers.children.rewriting.simplify import simplify
 from fractune_workers.children.tvm_api.target import VectorUnit, vector_unit
+from fractune_workers.children.tvm_api.tir import parts_of
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 
 _PREFIX = "relax."
@@ -407,8 +407,8 @@ def _arguments(mod: tvm.IRModule) -> list[tuple[int, int, bool]]:
         described = [info.as_json() for info in ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=True)]
     except (TypeError, ValueError):
         return []
-    main, stores = mod["main"], list[Any]()
-    tvm_ffi.structural_walk(main.body, (tirx.BufferStore, stores.append))
+    main = mod["main"]
+    stores = parts_of(main.body, tirx.BufferStore)
     written = [any(each.buffer.same_as(param) for each in stores) for param in main.params]
     return [
         (math.prod(map(int, shape)), element_bytes(dtype), is_written)

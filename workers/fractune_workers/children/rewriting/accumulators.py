@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Call, Range, TensorLoad
 
 from fractune_workers.children.rewriting.expressions import is_scheduled
-from fractune_workers.children.tvm_api.reducers import LIMITS, limit_of
+from fractune_workers.children.tvm_api.tir import LIMITS, limit_of, parts_of
 
 HALVES = frozenset({"float16", "bfloat16"})
 _WIDE = "float32"
@@ -43,7 +43,9 @@ def _with_limits(function: Any) -> Any:
     extremes = [block for block in leaf_blocks(function) if _is_extreme(block)]
     if not extremes:
         return function
-    read = {load.source: type(block.body.value) for block in extremes for load in _loads_in(block.body.value)}
+    read = {
+        load.source: type(block.body.value) for block in extremes for load in parts_of(block.body.value, TensorLoad)
+    }
 
     def changed(block: Any) -> Any:
         store: Any = block.body
@@ -101,8 +103,7 @@ def with_parts(function: Any) -> Any:
     made: list[Any] = []
     allocated = list(root.alloc_buffers)
     for nest in nests:
-        found: list[Any] = []
-        tvm_ffi.structural_walk(nest, (s_tir.SBlockRealize, found.append))
+        found = parts_of(nest, s_tir.SBlockRealize)
         parted = _parted(found[0]) if len(found) == 1 and _is_long(found[0].block) else None
         made.extend(parted[0] if parted else [nest])
         allocated.extend([parted[1]] if parted else [])
@@ -195,7 +196,7 @@ def adds_in_half(block: Any) -> bool:
     """Whether a block adds or multiplies into a number of half precision."""
     return any(
         str(store.buffer.dtype) in HALVES and _accumulates(store) and not isinstance(store.value, (tirx.Max, tirx.Min))
-        for store in _stores_in(block.body)
+        for store in parts_of(block.body, tirx.BufferStore)
     )
 
 
@@ -218,10 +219,13 @@ class _Widened:
         self._ended: list[Any] = []
         """parameters that a sum was written into: they are rounded by blocks of their own"""
         reduced = {
-            store.buffer for block in leaf_blocks(function) for store in _stores_in(block.body) if _accumulates(store)
+            store.buffer
+            for block in leaf_blocks(function)
+            for store in parts_of(block.body, tirx.BufferStore)
+            if _accumulates(store)
         }
-        read = {load.source for block in leaf_blocks(function) for load in _loads_in(block.body)}
-        for store in (store for block in leaf_blocks(function) for store in _stores_in(block.body)):
+        read = {load.source for block in leaf_blocks(function) for load in parts_of(block.body, TensorLoad)}
+        for store in (store for block in leaf_blocks(function) for store in parts_of(block.body, tirx.BufferStore)):
             buffer = store.buffer
             if buffer in self._wide or str(buffer.dtype) not in HALVES or _is_moved(store.value):
                 continue
@@ -245,7 +249,9 @@ class _Widened:
             if each.buffer in self._wide:
                 return tirx.BufferStore(self._wide[each.buffer], value, each.indices)
             if str(each.buffer.dtype) in HALVES:
-                is_kept = _is_moved(each.value) and not any(load.source in self._wide for load in _loads_in(each.value))
+                is_kept = _is_moved(each.value) and not any(
+                    load.source in self._wide for load in parts_of(each.value, TensorLoad)
+                )
                 value = each.value if is_kept else tirx.Cast(str(each.buffer.dtype), value)
             return tirx.BufferStore(each.buffer, value, each.indices)
 
@@ -316,9 +322,7 @@ def _rounded(source: Any, buffer: Any) -> Any:
 
 def leaf_blocks(function: Any) -> list[Any]:
     """The blocks of a kernel that compute."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append))
-    return [block for block in found if block.name_hint != "root"]
+    return [block for block in parts_of(function.body, s_tir.SBlock) if block.name_hint != "root"]
 
 
 def _is_plain(function: Any) -> bool:
@@ -327,23 +331,9 @@ def _is_plain(function: Any) -> bool:
     return bool(blocks) and all(isinstance(block.body, tirx.BufferStore) for block in blocks)
 
 
-def _stores_in(body: Any) -> list[Any]:
-    """What a part of a kernel writes."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(body, (tirx.BufferStore, found.append))
-    return found
-
-
-def _loads_in(value: Any) -> list[Any]:
-    """What a part of a kernel reads."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(value, (TensorLoad, found.append))
-    return found
-
-
 def _accumulates(store: Any) -> bool:
     """Whether a buffer is written from its own elements."""
-    return any(load.source.same_as(store.buffer) for load in _loads_in(store.value))
+    return any(load.source.same_as(store.buffer) for load in parts_of(store.value, TensorLoad))
 
 
 def _is_load_of(value: Any, store: Any) -> bool:

@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import relax
 
 from fractune_workers.children.tvm_api.scratch_tensors import kept, numbers_in
+from fractune_workers.children.tvm_api.tir import parts_of
 
 ELEMENTWISE = frozenset({
     "abs", "add", "ceil", "clip", "cos", "divide", "erf", "exp", "floor", "log", "maximum", "minimum", "multiply",
@@ -100,10 +101,7 @@ def called_functions(mod: tvm.IRModule) -> list[Any]:
 
 def operators_in(mod: tvm.IRModule) -> set[str]:
     """The names of the operators that a module's Relax functions call."""
-    calls: list[Any] = []
-    for function in relax_functions(mod).values():
-        tvm_ffi.structural_walk(function, (relax.Call, calls.append))
-    return set(map(operator_of, calls))
+    return {operator_of(call) for each in relax_functions(mod).values() for call in parts_of(each, relax.Call)}
 
 
 def bindings_of(function: Any) -> list[Any]:

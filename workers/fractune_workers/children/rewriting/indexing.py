@@ -22,6 +22,7 @@ from tvm import relax, te, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_workers.children.rewriting import expressions
+from fractune_workers.children.tvm_api.tir import parts_of
 
 _Array = npt.NDArray[Any]
 
@@ -307,10 +308,7 @@ def _scattered(builder: Any, call: Any, operands: Sequence[Any]) -> Any:
 
 def _guarded(store: Any) -> Any:
     """The store under the condition that its place is inside, where the place is computed from an index."""
-    loads: list[Any] = []
-    for index in store.indices:
-        tvm_ffi.structural_walk(index, (tvm.ir.TensorLoad, loads.append))
-    if not loads:
+    if not any(parts_of(index, tvm.ir.TensorLoad) for index in store.indices):
         return store
     inside = map(_is_inside, store.indices, store.buffer.shape)
     return tirx.IfThenElse(tirx.all(*inside), store, None)

@@ -15,7 +15,7 @@ import numpy as np
 from tvm import relax, te, tirx, topi
 
 from fractune_workers.children.rewriting.expressions import has_fixed_shapes, is_constant, legalized_by_tvm, shape_of
-from fractune_workers.children.tvm_api.reducers import limit_of
+from fractune_workers.children.tvm_api.tir import limit_of
 
 _Legalization = Callable[[Any, Any], Any]
 _FOLDED = {"add": topi.add, "divide": topi.divide, "multiply": topi.multiply, "subtract": topi.subtract}

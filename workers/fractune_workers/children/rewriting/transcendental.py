@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any
 
-import tvm_ffi
 from tvm import te, tirx
 from tvm.ir import Call
 
 from fractune_workers.children.rewriting import expressions
+from fractune_workers.children.tvm_api.tir import parts_of
 
 SHORT = ("float16", "bfloat16")
 _WIDE = "float64"
@@ -55,9 +55,7 @@ def let(value: Any, use: Callable[[Any], Any]) -> Any:
 
 
 def _reads_bfloat16(value: Any) -> bool:
-    calls: list[Any] = []
-    tvm_ffi.structural_walk(value, (Call, calls.append))
-    return any(str(call.ty.dtype) == "bfloat16" for call in calls)
+    return any(str(call.ty.dtype) == "bfloat16" for call in parts_of(value, Call))
 
 
 def number(value: float, like: Any) -> Any:

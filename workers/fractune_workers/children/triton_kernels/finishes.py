@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import tvm_ffi
 from tvm.ir import TensorLoad
 
 from fractune_workers.children.triton_kernels.sums import Sums, Unfit, kind_of, shape_of
+from fractune_workers.children.tvm_api.tir import parts_of
 
 _TYPES = {"bool": "tl.int1", "float16": "tl.float16", "bfloat16": "tl.bfloat16", "float32": "tl.float32"}
 _TYPES |= {"int8": "tl.int8", "uint8": "tl.uint8", "int32": "tl.int32", "int64": "tl.int64"}
@@ -199,7 +199,7 @@ class _Lines:
 
     def _at_sums(self, block: Any, own: Mapping[Any, Any]) -> dict[Any, str] | None:
         """Coordinates by axis, which `own` has by variable of the block; None on a way that does not lead to sums."""
-        for load in _loads(block.body.value):
+        for load in parts_of(block.body.value, TensorLoad):
             axes = [own.get(index) for index in load.indices]
             if load.source.same_as(self._sums.buffer):
                 pairs = [
@@ -242,12 +242,6 @@ class _Lines:
         dtype = str(buffer.ty.dtype)
         widened = f".to({type_text(computed_in(dtype))})" if dtype != computed_in(dtype) else ""
         return f"tl.load(p{list(self._sums.function.params).index(buffer)} + {place}{masked}){widened}"
-
-
-def _loads(value: Any) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(value, (TensorLoad, found.append))
-    return found
 
 
 def _flat_text(indices: Sequence[str], shape: Sequence[int]) -> str:

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import s_tir
+
+from fractune_workers.children.tvm_api.tir import parts_of
 
 _SPATIAL = 0
 _SIGNED = re.compile(r"int\d+")
@@ -87,9 +88,9 @@ def stores_of(function: Any) -> dict[Any, Any]:
     """
     if any(math.prod(shape_of(each)) > _MOST_ELEMENTS for each in function.params):
         raise Unfit
-    blocks: list[Any] = []
-    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, blocks.append))
-    return {block.body.buffer: block for block in blocks if kind_of(block.body) == _STORE}
+    return {
+        block.body.buffer: block for block in parts_of(function.body, s_tir.SBlock) if kind_of(block.body) == _STORE
+    }
 
 
 def sums_in(function: Any, made: Mapping[Any, Any], block: Any, inner: Sequence[Any] = ()) -> Sums:

@@ -16,6 +16,7 @@ from tvm.ir import TensorLoad
 from tvm.ir.prim.expr import BitwiseAnd, RShift
 
 from fractune_workers.children.tvm_api.target import needed_features, vector_unit
+from fractune_workers.children.tvm_api.tir import parts_of
 
 BYTES = 4
 _WHOLE, _BYTE, _BITS = "int32", "int8", 8
@@ -87,9 +88,7 @@ def _zero(lane: Any, var: Any) -> Any:
 
 def _is_alone(load: Any, lane: Any) -> bool:
     """Whether the bytes are the same for all lanes."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(load, (tirx.Var, found.append))
-    return not any(each.same_as(lane) for each in found)
+    return not any(each.same_as(lane) for each in parts_of(load, tirx.Var))
 
 
 def _terms(value: Any) -> tuple[Any, Any, Any, int, int] | None:

@@ -18,6 +18,7 @@ from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
 from fractune_core.tir.canonical import MATMUL
+from fractune_workers.children.tvm_api.tir import parts_of
 
 _SECOND_CACHE, _ALL_CACHES = 2, 3
 """LLVM's localities: the caches that a line goes into"""
@@ -44,9 +45,7 @@ def _beginning(function: Any, prefetches: Mapping[Any, Sequence[Any]]) -> Any:
 
 
 def _variables(expression: Any) -> set[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, (tvm.ir.Var, found.append))
-    return set(found)
+    return set(parts_of(expression, tvm.ir.Var))
 
 
 def _replaced(expression: Any, values: Mapping[Any, Any]) -> Any:

@@ -4,13 +4,13 @@ import math
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import s_tir
 from tvm.script import from_source
 
 from fractune_core.targets import TF32
 from fractune_core.tir.canonical import WHOLE_NUMBERS
 from fractune_workers.children.tvm_api import arrays
+from fractune_workers.children.tvm_api.tir import parts_of
 
 _SELECT = "prim.if_then_else"
 
@@ -57,9 +57,7 @@ def with_reference(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _blocks(mod: tvm.IRModule) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(mod["main"].body, (s_tir.SBlock, found.append))
-    return [block for block in found if len(block.writes) == 1]
+    return [block for block in parts_of(mod["main"].body, s_tir.SBlock) if len(block.writes) == 1]
 
 
 def _factors(value: Any) -> list[Any]:
@@ -94,8 +92,7 @@ def whole_numbers(mod: Any) -> dict[int, list[int]]:
     computed. The data come before the weights.
     """
     function = mod["main"]
-    blocks: list[Any] = []
-    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, blocks.append))
+    blocks = parts_of(function.body, s_tir.SBlock)
     kernel = next((block for block in blocks if WHOLE_NUMBERS in block.annotations), None)
     if kernel is None:
         return {}
@@ -125,8 +122,7 @@ def quantizing_roles(mod: Any) -> _Roles:
     scale or step that is an argument of one element has a role, or two.
     """
     function = mod["main"]
-    blocks: list[Any] = []
-    tvm_ffi.structural_walk(function.body, (s_tir.SBlock, blocks.append))
+    blocks = parts_of(function.body, s_tir.SBlock)
     params = list(function.params)
     made = {block.writes[0].source: block for block in blocks if len(block.writes) == 1}
     found = _Finder(params, made).of_buffer(params[-1])

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
@@ -21,7 +20,7 @@ from fractune_core.tir.canonical import Graph, canonical_graph, read_graph
 from fractune_core.tir.foreign_code import refuse_foreign_graph, refuse_foreign_steps
 from fractune_workers.children.tvm_api.dot_intrinsics import register_named
 from fractune_workers.children.tvm_api.quantizing import operands, quantizing_roles, rounded_to, whole_numbers
-from fractune_workers.children.tvm_api.reducers import register_reducers
+from fractune_workers.children.tvm_api.tir import parts_of, register_reducers
 
 _TYPE_PARTS = 3
 """of the description of an argument"""
@@ -116,8 +115,7 @@ def _index_ranges(mod: tvm.IRModule) -> dict[int, list[int]]:
     """By the place of an argument with indices: the first and the last one of the axis that they are of, the shortest
     if these are several. A gather from two rows stays in a cache, and one from all of them does not.
     """
-    stores, loads = list[Any](), list[Any]()
-    tvm_ffi.structural_walk(mod["main"].body, [(tirx.BufferStore, stores.append), (TensorLoad, loads.append)])
+    stores, loads = (parts_of(mod["main"].body, kind) for kind in (tirx.BufferStore, TensorLoad))
     accesses = [(each.source, each.indices) for each in loads] + [(each.buffer, each.indices) for each in stores]
     axes = [
         (source, int(dim))
@@ -145,6 +143,4 @@ def _index_ranges(mod: tvm.IRModule) -> dict[int, list[int]]:
 
 def _loaded(value: Any) -> set[Any]:
     """The buffers that an expression reads."""
-    loads: list[Any] = []
-    tvm_ffi.structural_walk(value, (TensorLoad, loads.append))
-    return {load.source for load in loads}
+    return {load.source for load in parts_of(value, TensorLoad)}

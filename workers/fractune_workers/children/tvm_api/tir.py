@@ -1,4 +1,4 @@
-"""Maxima and minima of floating-point numbers that begin at an infinity, as TVM's schedules know them.
+"""Parts of TIR, and extremes of floating-point numbers that begin at an infinity, as TVM's schedules know them.
 
 TVM splits a reduction (`rfactor`) only if its registry has the very identity and expression of the reduction. A vector
 unit's maximum of two numbers is the second one if either is NaN. So one that has the new number first ignores NaN.
@@ -16,6 +16,13 @@ from tvm import tirx
 
 LIMITS = {tirx.Max: -math.inf, tirx.Min: math.inf}
 """by the reduction: where it begins"""
+
+
+def parts_of(node: Any, kind: type) -> list[Any]:
+    """The expressions, statements or variables of a kind in a node of TIR or Relax, each behind those inside it."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(node, (kind, found.append))
+    return found
 
 
 def limit_of(reduction: type, dtype: str) -> Any:
