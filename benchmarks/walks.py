@@ -3,8 +3,11 @@
 Counted are the functions of fractune's packages that run, the files that they stand in, and the changes from one file
 to another. Class bodies and imports do not count. The first walk is that of a command and of the server's threads that
 answer it, in two processes; the counts are of both together. The server's workers are simulated. A model was imported
-before, and a bundle loaded and run. The walk of a candidate passes through five processes, most of them confined, and
-is not traced.
+before, and a bundle loaded and run.
+
+A candidate passes through eight processes, most of them confined: the engine of the server, three workers, and their
+children. They are traced while a search is under way, for some rounds; threads that only keep locks and leases alive,
+and those that answer the user, are left out. So this walk also has what a round does that a single candidate does not.
 
 Usage: python -m benchmarks.walks [--quick] [--out FILE] [--files]
 """
@@ -21,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
+from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -29,7 +33,9 @@ from onnx import TensorProto, helper, numpy_helper
 import fractune
 from benchmarks.support.machine import arguments, write_result
 from fractune.cli import main as run_command
+from fractune.server.job_status import JobStatus
 from fractune_core.fleet.options import ServerOptions
+from fractune_core.jobs import JobState
 from fractune_core.shares import Share
 from fractune_server.main import run_server
 from fractune_workers.children.compiling.child import ingest
@@ -51,8 +57,29 @@ _HANDLERS = "grpc"
 """how the names of the server's threads begin that answer calls"""
 _SUBMITTED, _IMPORTED, _LOADED = "tune --detach to the stored job", "an ONNX file to operators", "a bundle is loaded"
 _RUN, _SHARE = "model.run", "a share's text to its proof"
-AIMS = {_SUBMITTED: 45, _IMPORTED: 42, _LOADED: 22, _RUN: 5, _SHARE: 13}
+_SEARCHED = "candidates, from the search to the record"
+AIMS = {_SUBMITTED: 45, _SEARCHED: 70, _IMPORTED: 42, _LOADED: 22, _RUN: 5, _SHARE: 13}
 """files at most"""
+_BEFORE, _CANDIDATES = 8, 48
+"""candidates of a search before its processes are traced, and all"""
+_TRACER = """
+import mmap, os, sys, threading
+
+seen, counted = set(), ("MainThread", "engine")
+out = os.open({out!r}, os.O_WRONLY | os.O_APPEND)
+with open({flag!r}, "rb") as file:
+    flag = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
+
+def note(frame, event, _):
+    code = frame.f_code
+    if event == "call" and flag[0] == 1 and code not in seen and threading.current_thread().name in counted:
+        seen.add(code)
+        os.write(out, f"{{code.co_flags}}\\t{{code.co_filename}}\\t{{code.co_qualname}}\\n".encode())
+
+sys.setprofile(note)
+threading.setprofile(note)
+"""
+"""A `sitecustomize` for all Python processes of a stack. What it needs is open before a process enters its sandbox."""
 _PROVED = "cpu:1"
 
 
@@ -77,13 +104,17 @@ class Walk:
 
     def _note(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event != "call" or not code.co_flags & _OPTIMIZED or code.co_name in _INNER:
-            return
-        if code.co_filename.startswith(_PRODUCT) and threading.current_thread().name.startswith(self.threads):
-            self.files.add(code.co_filename.removeprefix(f"{_ROOT}{os.sep}"))
-            self.functions.add((code.co_filename, code.co_qualname))
-            self.hops += code.co_filename != self._last
-            self._last = code.co_filename
+        if event == "call" and threading.current_thread().name.startswith(self.threads):
+            self.hops += self.enter(code.co_flags, code.co_filename, code.co_qualname)
+
+    def enter(self, flags: int, file: str, function: str) -> bool:
+        """Count a function, if it is one of the product; whether it stands in another file than the one before."""
+        if not flags & _OPTIMIZED or function.rpartition(".")[2] in _INNER or not file.startswith(_PRODUCT):
+            return False
+        self.files.add(file.removeprefix(f"{_ROOT}{os.sep}"))
+        self.functions.add((file, function))
+        before, self._last = self._last, file
+        return file != before
 
     def add(self, other: dict[str, Any]) -> None:
         """What `to_json` told in another process."""
@@ -106,13 +137,16 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="fractune-walks-") as text:
         folder = Path(text)
-        walks = {_SUBMITTED: _submitted(_model(folder / "m.onnx"), folder), **_in_this_process(folder)}
+        model = _model(folder / "m.onnx")
+        walks = {_SUBMITTED: _submitted(model, folder), _SEARCHED: _searched(model, folder)}
+        walks |= _in_this_process(folder)
     environment = {**os.environ, **confinement_for(Share.parse(_PROVED)).environment()}
     walks[_SHARE] = Walk()
     walks[_SHARE].add(_child("--prove", _PROVED, env=environment))
-    print(f"{'walk':<34}{'files':>7}{'aim':>6}{'functions':>11}{'hops':>7}")
+    print(f"{'walk':<42}{'files':>7}{'aim':>6}{'functions':>11}{'hops':>7}")
     for name, walk in walks.items():
-        print(f"{name:<34}{len(walk.files):>7}{AIMS[name]:>6}{len(walk.functions):>11}{walk.hops:>7}")
+        hops = walk.hops or "-"  # not counted where several processes write into one file
+        print(f"{name:<42}{len(walk.files):>7}{AIMS[name]:>6}{len(walk.functions):>11}{hops:>7}")
         for file in sorted(walk.files) if args.files else ():
             print(f"    {file}")
     rows = [
@@ -152,6 +186,29 @@ def _submitted(model: Path, folder: Path) -> Walk:
         threading.Thread(target=submit).start()
         run_server(ServerOptions(url, folder / "state", SECRET, listen="127.0.0.1:0", ready_file=ready))
     walk.add(told[0])
+    return walk
+
+
+def _searched(model: Path, folder: Path) -> Walk:
+    """Of the processes of a stack that `fractune.tune` starts, and of their children."""
+    site, out, flag = folder / "site", folder / "traced", folder / "flag"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(_TRACER.format(out=str(out), flag=str(flag)), encoding="utf-8")
+    out.touch()
+    flag.write_bytes(bytes(1))
+
+    def trace(status: JobStatus) -> None:
+        with flag.open("r+b") as file:  # the same file: the processes have mapped it
+            file.write(bytes([status.state is JobState.TUNING and status.progress.candidates_done >= _BEFORE]))
+
+    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    with patch.dict(os.environ, PYTHONPATH=path):
+        options: dict[str, Any] = {"trials": _CANDIDATES, "out": folder / "searched.fractune", "progress": trace}
+        fractune.tune(model, shares=[_PROVED], state=folder / "stack", **options)
+    walk = Walk()
+    for line in out.read_text(encoding="utf-8").splitlines():
+        flags, file_name, function = line.split("\t")
+        walk.enter(int(flags), file_name, function)
     return walk
 
 
