@@ -289,6 +289,14 @@ def read_key(option: str, path: Path) -> bytes:
         raise BadRequest(f"{option} {path}: cannot be read ({error.strerror})") from error
 
 
+def parse_numbers(option: str, text: str) -> list[int]:
+    """Read `1,2,4`. Raises BadRequest."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BadRequest(f"{option} '{text}': write whole numbers, such as 0,1") from None
+
+
 def parse_part(option: str, text: str) -> float:
     """Read `10%` or `0.1`, both a tenth. Raises BadRequest for other texts, and above 100 %."""
     form = _PART.fullmatch(text.strip())

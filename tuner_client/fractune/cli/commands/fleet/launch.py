@@ -192,7 +192,7 @@ def worker(
             redis_address(fleet.redis, fleet.redis_password_file),
             fleet_secret(fleet.secret_file),
             share=share,
-            cores=_parse_cores(cores) if cores else None,
+            cores=options.parse_numbers("--cores", cores) if cores else None,
             lock_dir=lock_dir,
             name=name,
             margin=margin,
@@ -236,7 +236,7 @@ def node(
         builders=None if builders == AUTO else parse_count("--builders", builders),
         compilers=compilers,
         tuners=tuners,
-        cores=tuple(_parse_cores(cores)) if cores else (),
+        cores=tuple(options.parse_numbers("--cores", cores)) if cores else (),
         grace_s=grace_s,
     )
     arguments = {role: [*fleet.arguments(role, redis_passwords), *placed] for role in node_options.roles()}
@@ -255,13 +255,6 @@ def _parse_model_memory(text: str) -> int:
     if size < _LEAST_MODEL_MEMORY:
         raise BadRequest(f"--max-model-memory '{text}': TVM alone takes most of 1GiB; write that or more")
     return size
-
-
-def _parse_cores(text: str) -> list[int]:
-    try:
-        return [int(core) for core in text.split(",")]
-    except ValueError:
-        raise BadRequest(f"--cores '{text}': write core numbers, such as 0,1") from None
 
 
 def health(

@@ -55,7 +55,7 @@ def noise(
     check_picture(picture)
     found = measure_noise(
         share,
-        measurers=None if measurers is None else parse_measurers(measurers),
+        measurers=None if measurers is None else options.parse_numbers("--measurers", measurers),
         candidates=candidates,
         model=model,
         only=only,
@@ -73,14 +73,6 @@ def noise(
         print_tables(found.table)
         print(f"took {span_text(found.data['wall_s'])}; saved in {found.saved}")
         print_picture(picture)
-
-
-def parse_measurers(text: str) -> list[int]:
-    """Read `1,2,4`. Raises BadRequest."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise BadRequest(f"--measurers '{text}': write whole numbers, such as 1,2") from None
 
 
 def knee(
