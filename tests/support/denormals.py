@@ -110,5 +110,5 @@ def compile_denormals(folder: Path) -> None:
     from tests.support.real_bundle import compile_model
 
     model = write_model(folder / "denormals.onnx")
-    compile_model(model, folder / "denormals.fractune", traces=parallel_traces(model))
+    compile_model(model, folder / "denormals.fractune", tuned=dict.fromkeys(("cpu:1", "cpu:2"), parallel_traces(model)))
     (folder / PROBE).write_bytes(probe(parse_target("", 1), build=tvm.tirx.build))

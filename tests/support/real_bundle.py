@@ -72,15 +72,14 @@ def compile_model(
     model: Path,
     out: Path,
     target: str = "",
-    tuned: Sequence[str] = ("cpu:1", "cpu:2"),
+    tuned: Sequence[str] | Mapping[str, Mapping[str, str]] = ("cpu:1", "cpu:2"),
     inputs: Mapping[str, list[int]] | None = None,
-    traces: Mapping[str, str] | None = None,
     *,
     optimized: bool = False,
     **changes: Any,
 ) -> Path:
-    """A bundle with the variants `tuned`, which have the `traces` but are not tuned, and untuned; `inputs` are shapes
-    of open inputs. Only with `optimized` LLVM optimizes its code.
+    """A bundle with the variants `tuned`, which are not tuned, or have their traces by operator, and untuned; `inputs`
+    are shapes of open inputs. Only with `optimized` LLVM optimizes its code.
     """
     from fractune_workers.children.compiling.child import compile_bundle
     from fractune_workers.children.tvm_api.target import host_device
@@ -93,8 +92,8 @@ def compile_model(
         "shares": {share: granted.to_json() for share, granted in shares.items()},
         **changes,
     }
-    variants = [{"name": name, "traces": dict(traces or {})} for name in tuned]
-    variants.append({"name": "untuned", "traces": {}})
+    traces = tuned if isinstance(tuned, Mapping) else {}
+    variants = [{"name": name, "traces": dict(traces.get(name, {}))} for name in dict.fromkeys((*tuned, "untuned"))]
     with nullcontext() if optimized else without_optimization():
         compile_bundle(str(model), dict(inputs or {}), target, variants, manifest, [], str(out))
     return out

@@ -1,6 +1,5 @@
 """From a model to a bundle in which one variant has another implementation: built, checked, timed and run for real."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,14 @@ from fractune_core.errors import FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.operators import DIRECT, WINOGRAD2, WINOGRAD4, implementation_of, text_of
 from fractune_core.records import FIRST_POLICY, UNTUNED, VALIDATION_POLICY
-from fractune_core.shares import GrantedShare
 from fractune_workers.children.building.child import BuilderChild
-from fractune_workers.children.compiling.child import compile_bundle, ingest
+from fractune_workers.children.compiling.child import ingest
 from fractune_workers.children.compiling.implementations import hashes_of, implementations_of, with_implementations
 from fractune_workers.children.importing.passes import direct_hash, extract, prepare
 from fractune_workers.children.measuring.child import confined
 from fractune_workers.children.searching.child import SearcherChild
-from fractune_workers.children.tvm_api.target import host_cpu, host_device
+from fractune_workers.children.tvm_api.target import host_cpu
+from tests.support.real_bundle import compile_model
 from tests.unit.workers.children.layouts.networks import Network, inputs_of, network, outputs
 
 # TVM's timer calls what TVM has deprecated.
@@ -125,23 +124,12 @@ def test_a_builder_says_which_implementation_an_operator_lacks(
         builder.build(convolution["workload_hash"], ingested["target"], text_of("strassen", texts[DIRECT]))
 
 
-def manifest(model: Path) -> dict[str, Any]:
-    shares = {f"cpu:{n}": GrantedShare(f"cpu:{n}", n, 2, "core", 1 << 30, reserved=False).to_json() for n in (1, 2)}
-    digest = hashlib.sha256(model.read_bytes()).hexdigest()
-    return {"model": {"name": model.name, "sha256": digest}, "device": host_device().to_json(), "shares": shares}
-
-
 def test_each_variant_takes_the_weights_of_its_implementations(
     model: Path, convolution: dict[str, Any], texts: dict[str, str], tmp_path: Path
 ) -> None:
     name, out = convolution["workload_hash"], tmp_path / "net.fractune"
-    variants = [
-        {"name": "cpu:1", "traces": {name: texts[WINOGRAD2]}},
-        {"name": "cpu:2", "traces": {name: texts[DIRECT]}},
-        {"name": "untuned", "traces": {}},
-    ]
-    compile_bundle(str(model), {}, "", variants, manifest(model), [], str(out))
-    bundle = Bundle(out)
+    tuned = {"cpu:1": {name: texts[WINOGRAD2]}, "cpu:2": {name: texts[DIRECT]}}
+    bundle = Bundle(compile_model(model, out, tuned=tuned))
     places = {variant: bundle.weights_of(variant) for variant in ("cpu:1", "cpu:2", "untuned")}
     assert places["cpu:2"] == places["untuned"] != places["cpu:1"]
     assert len(set(places["cpu:1"]) & set(places["cpu:2"])) == 1, "the bias is in both"
@@ -156,9 +144,8 @@ def test_a_model_without_the_implementation_is_told_so(
     model: Path, convolution: dict[str, Any], texts: dict[str, str], tmp_path: Path
 ) -> None:
     traces = {convolution["workload_hash"]: text_of("strassen", texts[DIRECT])}
-    variants = [{"name": "cpu:1", "traces": traces}]
     with pytest.raises(FractuneError, match=f"no operator {convolution['workload_hash']} strassen; tune it again"):
-        compile_bundle(str(model), {}, "", variants, manifest(model), [], str(tmp_path / "net.fractune"))
+        compile_model(model, tmp_path / "net.fractune", tuned={"cpu:1": traces})
 
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})

@@ -1,6 +1,5 @@
 """From a quantized model to a bundle of integer kernels: built, checked against float32, and run for real."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ from onnx import helper
 import fractune
 from fractune_core.operators import DIRECT, implementation_of
 from fractune_core.records import UNTUNED
-from fractune_core.shares import GrantedShare
 from fractune_workers.children.building.child import BuilderChild
-from fractune_workers.children.compiling.child import compile_bundle, ingest
+from fractune_workers.children.compiling.child import ingest
 from fractune_workers.children.measuring.child import MeasurerChild, confined
 from fractune_workers.children.searching.child import SearcherChild
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
-from fractune_workers.children.tvm_api.target import default_target, host_cpu, host_device
+from fractune_workers.children.tvm_api.target import default_target, host_cpu
 from tests.support.onnx_models import onnx_model
+from tests.support.real_bundle import compile_model
 
 # TVM's timer calls what TVM has deprecated.
 pytestmark = [
@@ -126,16 +125,8 @@ def test_a_wrong_integer_kernel_is_seen(measurer: MeasurerChild, integer: str) -
 def test_a_bundle_of_integer_kernels_runs(
     model: Path, product: dict[str, Any], texts: dict[str, str], integer: str, tmp_path: Path
 ) -> None:
-    out = tmp_path / "net.fractune"
-    shares = {"cpu:1": GrantedShare("cpu:1", 1, 2, "core", 1 << 30, reserved=False).to_json()}
-    digest = hashlib.sha256(model.read_bytes()).hexdigest()
-    manifest = {"model": {"name": model.name, "sha256": digest}, "device": host_device().to_json(), "shares": shares}
-    variants = [
-        {"name": "cpu:1", "traces": {product["workload_hash"]: texts[integer]}},
-        {"name": "untuned", "traces": {}},
-    ]
-    compile_bundle(str(model), {}, "", variants, manifest, [], str(out))
-    loaded = fractune.load(out, share="cpu:1")
+    tuned = {"cpu:1": {product["workload_hash"]: texts[integer]}}
+    loaded = fractune.load(compile_model(model, tmp_path / "net.fractune", tuned=tuned), share="cpu:1")
     x = np.random.default_rng(1).standard_normal((1, ROWS, DEPTH)).astype("float32")
     (expected,), (found,) = (loaded.run({"x": x}, variant) for variant in ("untuned", "cpu:1"))
     np.testing.assert_allclose(found, expected, atol=ROUNDING * expected.max())

@@ -1,6 +1,5 @@
 """From a recurrent model to a bundle: its recurrences are operators, and their tilings the candidates."""
 
-import hashlib
 import os
 import re
 from dataclasses import replace
@@ -20,10 +19,9 @@ from fractune_core.errors import FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.operators import NO_DECISIONS, implementation_of, text_of
 from fractune_core.records import UNTUNED
-from fractune_core.shares import GrantedShare
 from fractune_workers.children.building import child as building
 from fractune_workers.children.building.child import BuilderChild
-from fractune_workers.children.compiling.child import compile_bundle, ingest
+from fractune_workers.children.compiling.child import ingest
 from fractune_workers.children.measuring.child import MeasurerChild, confined
 from fractune_workers.children.recurrent.kernel import TILING, recurrence_kernel
 from fractune_workers.children.recurrent.packing import UNITS, Tiling, pack, unpack, with_plain_weights
@@ -31,9 +29,10 @@ from fractune_workers.children.recurrent.recurrence import Activation, Recurrenc
 from fractune_workers.children.recurrent.tilings import recurrence_in, tiling_for, tilings, with_tilings
 from fractune_workers.children.searching.child import SearcherChild
 from fractune_workers.children.tvm_api.compiled import object_of
-from fractune_workers.children.tvm_api.target import default_target, host_cpu, host_device, parse_target
+from fractune_workers.children.tvm_api.target import default_target, host_cpu, parse_target
 from fractune_workers.children.tvm_api.traces import read_workload
 from tests.support.onnx_models import onnx_model, run_by_onnxruntime
+from tests.support.real_bundle import compile_model
 from tests.support.unoptimized import unoptimized
 
 # TVM's timer calls what TVM has deprecated.
@@ -262,13 +261,8 @@ def tiling_of(text: str) -> Tiling:
 
 
 def bundle(case: Case, variants: dict[str, str], out: Path) -> Path:
-    """Of variants by name, each with a candidate of the recurrence; empty = none."""
-    shares = {f"cpu:{n}": GrantedShare(f"cpu:{n}", n, 2, "core", 1 << 30, reserved=False).to_json() for n in (1, 2)}
-    digest = hashlib.sha256(case.path.read_bytes()).hexdigest()
-    manifest = {"model": {"name": case.path.name, "sha256": digest}, "device": host_device().to_json()}
-    made = [{"name": name, "traces": {case.name: text} if text else {}} for name, text in variants.items()]
-    compile_bundle(str(case.path), {}, "", made, {**manifest, "shares": shares}, [], str(out))
-    return out
+    """Of variants by name, each with a candidate of the recurrence."""
+    return compile_model(case.path, out, tuned={name: {case.name: text} for name, text in variants.items()})
 
 
 def test_a_bundle_has_the_tiling_of_each_share(case: Case, tmp_path: Path) -> None:
