@@ -128,8 +128,8 @@ def test_each_variant_takes_the_weights_of_its_implementations(
     model: Path, convolution: dict[str, Any], texts: dict[str, str], tmp_path: Path
 ) -> None:
     name, out = convolution["workload_hash"], tmp_path / "net.fractune"
-    tuned = {"cpu:1": {name: texts[WINOGRAD2]}, "cpu:2": {name: texts[DIRECT]}}
-    bundle = Bundle(compile_model(model, out, tuned=tuned))
+    traces = {"cpu:1": {name: texts[WINOGRAD2]}, "cpu:2": {name: texts[DIRECT]}}
+    bundle = Bundle(compile_model(model, out, tuned=traces))
     places = {variant: bundle.weights_of(variant) for variant in ("cpu:1", "cpu:2", "untuned")}
     assert places["cpu:2"] == places["untuned"] != places["cpu:1"]
     assert len(set(places["cpu:1"]) & set(places["cpu:2"])) == 1, "the bias is in both"
