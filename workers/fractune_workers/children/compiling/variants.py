@@ -25,10 +25,7 @@ from fractune_workers.children.building.triton_archive import build_triton_parts
 from fractune_workers.children.compiling.arena import in_arena, with_parameters
 from fractune_workers.children.compiling.cache_in_place import has_unused_rows, with_entries_for_caches
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
-from fractune_workers.children.layouts.last_token import (
-    with_function_of_last_token,
-    without_function_of_last_token,
-)
+from fractune_workers.children.layouts import last_token
 from fractune_workers.children.rewriting.expressions import is_scheduled
 from fractune_workers.children.triton_kernels.sources import decisions_in, is_marked, with_decisions
 from fractune_workers.children.tvm_api.byte_products import with_byte_products
@@ -245,7 +242,7 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
     with target, database, tvm.transform.PassContext(opt_level=3, config={OPTION: wants_graphs(mod)}):
         mod = relax.transform.MetaScheduleApplyDatabase()(with_decisions(mod, decided))
         _check_applied(_scheduled(mod) - scheduled_before, len(schedules))
-        mod = with_function_of_last_token(mod)
+        mod = last_token.with_function_of_last_token(mod)
         if for_gpu:
             mod = cuda.with_identifiers(cuda.scheduled_by_default(mod, target))
         mod = parts_in_place(tvm.transform.Sequential(pipeline.dataflow_lower_passes(target))(mod))
@@ -256,7 +253,7 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
             if (planned := in_arena(with_entries_for_caches(alone))) is not None:
                 return planned
             # Only a plan takes numbers of rows and tokens from the caller.
-            mod = without_function_of_last_token(alone)
+            mod = last_token.without_function_of_last_token(alone)
             mod = mod if has_unused_rows(mod) else with_entries_for_caches(mod)
         return with_parameters(mod, tvm.transform.Sequential(pipeline.finalize_passes(target))(mod))
 
