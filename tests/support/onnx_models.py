@@ -79,11 +79,12 @@ def run_reference(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[A
 
 
 def run_by_onnxruntime(model: onnx.ModelProto | Path, inputs: Mapping[str, Array]) -> list[Array]:
-    """The outputs by ONNX Runtime, not optimised and with exact integer products."""
+    """The outputs by ONNX Runtime on one thread, not optimised and with exact integer products."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
     options.add_session_config_entry("session.x64quantprecision", "1")
     options.log_severity_level = 3
     given = str(model) if isinstance(model, Path) else model.SerializeToString()
