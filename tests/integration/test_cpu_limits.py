@@ -158,7 +158,7 @@ def test_a_whole_model_is_timed_under_a_limit_with_each_number_of_threads(small:
         pytest.skip("this machine has one core")
     with capped_cgroup(cores=None) as cgroup:
         timed = json.loads(
-            cgroup.run(_TIME_MODEL.format(share="cpu:500m@2", cores=ALLOWED[:2], path=str(small.bundle)))
+            cgroup.run(_TIME_MODEL.format(share="cpu:500m@2/10ms", cores=ALLOWED[:2], path=str(small.bundle)))
         )
     assert [(each["variant"], each["threads"]) for each in timed["at_load"]] == [("cpu:1", 1), ("cpu:2", 2)]
     assert timed["run_secs"].keys() == timed["max_error"].keys() == {"untuned", "cpu:1", "cpu:2"}

@@ -54,7 +54,6 @@ def test_each_process_is_confined_to_its_place_and_does_not_spin_for_long(bundle
 
 
 @pytest.mark.long
-@pytest.mark.alone
 def test_a_pair_on_cores_of_their_own(bundle: Path) -> None:
     found = fractune.pair(bundle, bundle, shares="cpu:1,cpu:1", rounds=ROUNDS, rate=100, progress=False)
     assert (len(found.rounds), found.whole) == (ROUNDS, f"cpu:{SIDES}")
@@ -80,7 +79,6 @@ def test_who_waits_for_the_others_turn_gets_half(bundle: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.alone
 def test_a_bubble_in_place_of_a_model(bundle: Path) -> None:
     found = fractune.pair(bundle, co_runner="bubble:8MiB", rounds=ROUNDS, rate=50, progress=False)
     assert [len(each) for each in found.rounds] == [1] * ROUNDS

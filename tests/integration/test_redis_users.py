@@ -91,11 +91,11 @@ def test_a_real_job_is_done_each_part_as_its_user(tmp_path: Path) -> None:
         ("--role", "measure", "--share", "cpu:1"),
     ]
     model = write_model(tmp_path / "m.onnx")
-    options = ("--shares", "cpu:1", "--trials", "8", "--only", "conv2d", "--out-dir", str(tmp_path), "--json")
+    options = ("--shares", "cpu:1", "--trials", "2", "--only", "conv2d", "--out-dir", str(tmp_path), "--json")
     with redis_with_users(tmp_path) as urls, fleet_of_processes(urls, tmp_path, *workers) as address:
         tuned = run_fractune("tune", str(model), "--server", address, *options)
         assert tuned.returncode == 0, tuned.stderr
-        assert events(tuned)[-1]["trials"] == {"cpu:1": 8}
+        assert events(tuned)[-1]["trials"] == {"cpu:1": 2}
 
 
 @pytest.mark.parametrize("role", ROLES)

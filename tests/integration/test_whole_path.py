@@ -155,7 +155,7 @@ def test_one_variant_serves_a_range_wherever_its_process_is(
 @pytest.mark.long
 def test_every_variant_of_a_model_with_trained_weights_agrees_with_onnx(fleet: Fleet, tmp_path: Path) -> None:
     model = find_model("magika")
-    args = ["--shares", ",".join(SHARES), "--trials", "8", "--only", "conv2d", *model.options]
+    args = ["--shares", ",".join(SHARES), "--trials", "2", "--only", "conv2d", *model.options]
     told = events(
         run_fractune("tune", str(model.path), *args, "--server", fleet.address, "--out-dir", str(tmp_path), "--json")
     )

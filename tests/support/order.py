@@ -7,9 +7,12 @@ WAITING = ("tests/integration/", "tests/processes/", "tests/packaging/")
 COMPUTING = ("tests/unit/workers/", "tests/unit/runtime/")
 """Folders whose tests mostly compute, and take the longest of those that do"""
 LONGEST = (
+    "tests/integration/test_quickstart.py",
     "tests/integration/test_exported_decoders.py",
+    "tests/integration/test_hostile_tenant.py",
     "tests/integration/test_whole_path.py",
     "tests/integration/test_packs.py",
+    "tests/integration/test_pages_of_real_jobs.py",
 )
 """The files that take the longest, and mostly wait: they begin first"""
 
