@@ -71,6 +71,7 @@ def test_a_limit_is_verified_behind_fastapi(small: Small, monkeypatch: pytest.Mo
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.parametrize("server", ENVIRONMENTS)
 def test_a_limit_is_verified_behind_a_server(
     small: Small, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: str

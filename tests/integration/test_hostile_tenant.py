@@ -97,14 +97,14 @@ def test_a_hostile_tenant_loses_its_own_work_alone(stack: Stack) -> None:
             for name in TWELVE
         }
         model = write_model(stack.folder / "small.onnx").read_bytes()
-        honest = user.create(user.upload(model, "small.onnx"), shares=["cpu:1"], trials=2)
+        honest = user.create(user.upload(model, "small.onnx"), shares=["cpu:1"], trials=8)
         done = user.finish(honest.name, 1200)
         ended = {name: attacker.finish(job.name, 1200) for name, job in attacks.items()}
         everything = pb.ListRecordsRequest(page_size=1000)
         of_user, of_attacker = (each.log.ListRecords(everything).records for each in (user, attacker))
     assert done.state == pb.JOB_STATE_DONE, done
     assert {each.status for each in of_user} == {"ok"}
-    assert len([each for each in of_user if each.kind == "trial"]) == 2
+    assert len([each for each in of_user if each.kind == "trial"]) == 8
     for role, worker in stack.workers.items():
         assert worker.poll() is None, role
         assert ESCAPED not in stack.log(role)
