@@ -244,7 +244,7 @@ def capacity_per_s(service: Service, limit: CpuLimit, replicas: int = 1) -> floa
 
 def loop_per_s(service: Service, limit: CpuLimit, replicas: int = 1) -> float:
     """Inferences a second of replicas that each run in a loop, by a formula in place of a simulation. A stop costs each
-    thread of a replica but the first half a slice and half a tick of the budget (`limit_prediction.py`).
+    thread of a replica but the first half a slice and half a tick of the budget (`analysis/limit_prediction.py`).
     """
     lost_s = (service.threads - 1) * (limit.slice_s + limit.tick_s) / 2
     cores = 1e6 * (limit.quota_us / 1e6 - lost_s) / limit.period_us

@@ -79,6 +79,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         ({"status": Status.CRASHED}, f"status is 'crashed' with {VALIDATION_POLICY.repeats} run times"),
         ({"run_secs": (1.0, -1.0)}, "run times must be from 1e-12 to 1e\\+09 s"),
         ({"run_secs": (math.nan,)}, "run times must be from"),
+        ({"run_secs": (1e308,) * 9}, "run times must be from"),
         ({"run_secs": (5e-324,) * 9}, "run times must be from"),
         ({"anchor_ratio": math.inf}, "must be finite"),
         ({"measured_at": 0.0}, "measure_time is missing"),
@@ -86,12 +87,15 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         ({"clock_mhz": -1}, "must not be below 0"),
         ({"throttled_ns": {"hw_thermal": -1}}, "must not be below 0"),
         ({"run_secs": (1.0,) * 5}, "5 of its 5 run times choose; at least one must be left to report"),
+        ({"policy": replace(VALIDATION_POLICY, choosing=-1)}, "-1 of its"),
         ({"cpu_secs": 0.0}, "run times must be from .*, and so must cpu_secs"),
         ({"attempts": -1}, "attempts is -1"),
         ({"share": "cpu:1..2"}, "share 'cpu:1..2': no process is under a range"),
+        ({"granted": replace(granted(1), share="cpu:1..2")}, "share 'cpu:1..2': no process is under a range"),
         ({"worker": "a\x1b[2J"}, "one of its names has a character that is not printable"),
         ({"granted": replace(granted(1), unit="core\n")}, "one of its names has a character"),
         ({"disturbance": replace(DISTURBANCE, steal_s=math.nan)}, "disturbance must be 0 or more"),
+        ({"disturbance": replace(DISTURBANCE, preemptions=-1)}, "disturbance must be 0 or more"),
     ],
 )
 def test_a_doubtful_record_is_refused_by_name(changes: dict[str, Any], complaint: str) -> None:

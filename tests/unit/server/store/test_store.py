@@ -224,6 +224,7 @@ class KeptContract(StoreContract):
         store.roofs.add("device", "cpu/1of2core", Roof(90.0, 10.0, 1 << 25, read_gb_per_s=12.0))
         store.roofs.add("device", "cpu/2of2core", Roof(180.0, 9.0, 1 << 25))
         store.roofs.add("other", "cpu/1of2core", Roof(1.0, 1.0, 1))
+        store.check_writable()  # each health check does so, and changes nothing
         assert store.roofs.of("device") == {
             "cpu/1of2core": Roof(100.0, 10.0, 1 << 25, read_gb_per_s=12.0),
             "cpu/2of2core": Roof(180.0, 9.0, 1 << 25),

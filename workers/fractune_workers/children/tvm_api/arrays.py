@@ -44,7 +44,7 @@ def random_args(args_info: list[Any], seed: int, processor: Processor) -> list[A
 
 
 def _random_array(
-    rng: np.random.Generator,
+    rng: "np.random.Generator",  # NumPy loads this module where it is used
     dtype: str,
     shape: list[int],
     bounds: Sequence[Any] = (),

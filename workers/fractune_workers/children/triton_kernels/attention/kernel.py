@@ -4,7 +4,7 @@ Dao et al., FlashAttention, NeurIPS 2022; Dao, FlashAttention-2, 2023. A program
 keys and values one after the other. It keeps the largest score and the sum of each row, and rescales what it has added
 up when a larger score comes.
 
-A generated module (`source.py`) calls it with five functions of the operator. Three load tiles, one turns sums into
+A generated module (`sources.py`) calls it with five functions of the operator. Three load tiles, one turns sums into
 scores (scale and mask), and one stores the output.
 """
 
