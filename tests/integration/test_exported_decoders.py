@@ -57,19 +57,19 @@ def test_a_decoder_with_its_weights_beside_it(tmp_path: Path) -> None:
 def test_a_decoder_of_genai_in_its_folder(tmp_path: Path) -> None:
     (folder := tmp_path / "phi").mkdir()
     model = write_decoder(folder / "model.onnx", grouped=True)
-    config = {"model": {"context_length": 256, "decoder": {"filename": model.name}}}
+    config = {"model": {"context_length": 320, "decoder": {"filename": model.name}}}
     (folder / "genai_config.json").write_text(json.dumps(config))
     tuned(folder, tmp_path, "--greedy")
     session = fractune.load(tmp_path / "model.fractune", runtimes=False).decoder()
     tokens = [int(session.prefill(PROMPT)[0])]
-    while len(tokens) < STEPS // 2:
+    while len(tokens) < STEPS:
         tokens.append(int(session.step(tokens[-1])[0]))
-    assert tokens == greedy(PROMPT, STEPS // 2, ByOnnxRuntime(model).logits)
+    assert tokens == greedy(PROMPT, STEPS, ByOnnxRuntime(model).logits)
 
 
 def test_an_encoder_and_its_merged_decoder(tmp_path: Path) -> None:
     folder = write_translator(tmp_path / "whisper")
-    sizes = ("past_decoder_sequence_length=0,256", "encoder_sequence_length=12")
+    sizes = ("past_decoder_sequence_length=0,16,256", "encoder_sequence_length=12")
     tuned(folder, tmp_path, *(word for each in sizes for word in ("--size", each)))
     text = np.random.default_rng(0).integers(0, WORDS, (1, 12))
     (hidden,) = fractune.load(tmp_path / f"{Path(ENCODER).stem}.fractune").run({"input_ids": text})
