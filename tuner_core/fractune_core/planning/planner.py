@@ -18,26 +18,8 @@ from fractune_core.errors import BadRequest, FractuneError, PlanInfeasible
 from fractune_core.host.limits import limit_process
 from fractune_core.host.parent_death import die_with_parent
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.planning import one_device, plans
 from fractune_core.planning.devices import DevicePart, DeviceType, Partitioning, least_wasteful
-from fractune_core.planning.one_device import (
-    Constraint,
-    IntegerProgram,
-    Solution,
-    Way,
-    best_way,
-    explain_no_way,
-    plan_one,
-    solve,
-)
-from fractune_core.planning.plans import (
-    MOST_DEVICES,
-    ModelDemand,
-    Plan,
-    PlannedModel,
-    PlannedPart,
-    PlanRequest,
-    simulate,
-)
 from fractune_core.planning.speeds import Basis, ModelSpeeds
 from fractune_core.planning.wire import request_from_proto
 from fractune_core.share_kinds import CUDA
@@ -48,22 +30,22 @@ _NOTHING = 1e-9
 """of a rate: the solver drops coefficients this small, so a part that gives less gives nothing"""
 
 
-def plan_fleet(request: PlanRequest) -> Plan:
+def plan_fleet(request: plans.PlanRequest) -> plans.Plan:
     """Raises PlanInfeasible, which names the limiting model and a remedy; FractuneError without the solver."""
     began = time.perf_counter()
     ways = fleet_ways(request)
     program = _FleetProgram(request.device, ways, _needed(request))
     _check_reach(request, program)
-    first = solve(program.fewest_devices())
+    first = one_device.solve(program.fewest_devices())
     if first is None:
         raise FractuneError("the solver found no plan in its time; ask for fewer models or coarser layouts")
     count = first.values[program.devices]
-    if count > (request.count or MOST_DEVICES):
+    if count > (request.count or plans.MOST_DEVICES):
         raise PlanInfeasible(_too_few(request, program, count))
-    second = solve(program.fewest_units(count)) or first
+    second = one_device.solve(program.fewest_units(count)) or first
     solve_s = time.perf_counter() - began
     devices = program.decode(second)
-    return Plan(
+    return plans.Plan(
         device=request.device.name,
         partitioning=request.device.partitioning.value,
         unit=request.device.unit,
@@ -78,7 +60,7 @@ def plan_fleet(request: PlanRequest) -> Plan:
     )
 
 
-def fleet_ways(request: PlanRequest) -> dict[tuple[str, int], Way]:
+def fleet_ways(request: plans.PlanRequest) -> dict[tuple[str, int], one_device.Way]:
     """The best way of each model at each number of units within its target. Raises PlanInfeasible for a model without
     any.
 
@@ -86,7 +68,7 @@ def fleet_ways(request: PlanRequest) -> dict[tuple[str, int], Way]:
     on any part but a whole device.
     """
     names = [model.name for model in request.models]
-    found: dict[tuple[str, int], Way] = {}
+    found: dict[tuple[str, int], one_device.Way] = {}
     for model in request.models:
         speeds = ModelSpeeds(model.rows)
         slowdowns = {
@@ -94,23 +76,23 @@ def fleet_ways(request: PlanRequest) -> dict[tuple[str, int], Way]:
             for part in request.device.parts
         }
         for part in request.device.parts:
-            way = best_way(request, model, speeds, part, slowdowns[part.units])
+            way = one_device.best_way(request, model, speeds, part, slowdowns[part.units])
             if way is not None:
                 found[model.name, part.units] = way
         if not any(name == model.name for name, _ in found):
-            raise PlanInfeasible(explain_no_way(request, model, speeds, slowdowns))
+            raise PlanInfeasible(one_device.explain_no_way(request, model, speeds, slowdowns))
     return found
 
 
-def _needed(request: PlanRequest) -> dict[str, float]:
+def _needed(request: plans.PlanRequest) -> dict[str, float]:
     """Requests a second that each model's parts must serve together."""
     return {model.name: (model.rate_per_s or 0.0) * (1 + request.headroom) for model in request.models}
 
 
-def planned_model(model: ModelDemand, devices: tuple[tuple[PlannedPart, ...], ...]) -> PlannedModel:
+def planned_model(model: plans.ModelDemand, devices: tuple[tuple[plans.PlannedPart, ...], ...]) -> plans.PlannedModel:
     """A model with the capacity of all its parts together."""
     capacity = math.fsum(part.throughput_per_s for parts in devices for part in parts if part.model == model.name)
-    return PlannedModel(model.name, model.rate_per_s, capacity, model.latency_s)
+    return plans.PlannedModel(model.name, model.rate_per_s, capacity, model.latency_s)
 
 
 @dataclass
@@ -120,7 +102,7 @@ class _FleetProgram:
     """
 
     device: DeviceType
-    ways: Mapping[tuple[str, int], Way]
+    ways: Mapping[tuple[str, int], one_device.Way]
     needed: Mapping[str, float]
     devices: int = 0
     """index of the number of devices"""
@@ -144,13 +126,15 @@ class _FleetProgram:
         self._size += 1
         return self._size - 1
 
-    def fewest_devices(self) -> IntegerProgram:
-        return IntegerProgram(self._costs({self.devices: 1.0}), self._constraints(self.needed))
+    def fewest_devices(self) -> one_device.IntegerProgram:
+        return one_device.IntegerProgram(self._costs({self.devices: 1.0}), self._constraints(self.needed))
 
-    def fewest_units(self, count: int) -> IntegerProgram:
+    def fewest_units(self, count: int) -> one_device.IntegerProgram:
         """The fewest units with `count` devices."""
         costs = self._costs({index: float(units) for (_, units), index in self._taken.items()})
-        return IntegerProgram(costs, [*self._constraints(self.needed), Constraint({self.devices: 1.0}, count, count)])
+        return one_device.IntegerProgram(
+            costs, [*self._constraints(self.needed), one_device.Constraint({self.devices: 1.0}, count, count)]
+        )
 
     def most_of(self, model: str, count: int) -> float:
         """The most requests a second of a model that `count` devices serve beside the others; -1 without a solution."""
@@ -158,8 +142,10 @@ class _FleetProgram:
             {index: -self.ways[key].throughput_per_s for key, index in self._taken.items() if key[0] == model}
         )
         others = {name: rate for name, rate in self.needed.items() if name != model}
-        found = solve(
-            IntegerProgram(costs, [*self._constraints(others), Constraint({self.devices: 1.0}, count, count)])
+        found = one_device.solve(
+            one_device.IntegerProgram(
+                costs, [*self._constraints(others), one_device.Constraint({self.devices: 1.0}, count, count)]
+            )
         )
         if found is None:
             return -1.0
@@ -168,10 +154,10 @@ class _FleetProgram:
     def _costs(self, costs: Mapping[int, float]) -> list[float]:
         return [costs.get(index, 0.0) for index in range(self._size)]
 
-    def _constraints(self, needed: Mapping[str, float]) -> list[Constraint]:
+    def _constraints(self, needed: Mapping[str, float]) -> list[one_device.Constraint]:
         return [*self._flow(), *self._sizes(), *(self._rate(name, rate) for name, rate in needed.items())]
 
-    def _flow(self) -> list[Constraint]:
+    def _flow(self) -> list[one_device.Constraint]:
         """Each place of the axis has as many leaving paths as arriving ones; paths begin at the start and end at the
         end.
         """
@@ -184,18 +170,18 @@ class _FleetProgram:
             balance[place + 1][index] = -1.0
         balance[0][self.devices] = -1.0
         balance[-1][self.devices] = 1.0
-        return [Constraint(terms, 0.0, 0.0) for terms in balance]
+        return [one_device.Constraint(terms, 0.0, 0.0) for terms in balance]
 
-    def _sizes(self) -> list[Constraint]:
+    def _sizes(self) -> list[one_device.Constraint]:
         """The layout has at least as many parts of each size as models take; unused parts are not made."""
         terms: dict[int, dict[int, float]] = {}
         for index, part, _ in self._arcs:
             terms.setdefault(part.units, {})[index] = 1.0
         for (_, units), index in self._taken.items():
             terms[units][index] = -1.0
-        return [Constraint(each, 0.0, math.inf) for each in terms.values()]
+        return [one_device.Constraint(each, 0.0, math.inf) for each in terms.values()]
 
-    def _rate(self, model: str, rate: float) -> Constraint:
+    def _rate(self, model: str, rate: float) -> one_device.Constraint:
         """Throughput over the rate, so that the solver's tolerance is the same for all models. A part that suffices
         alone counts as 1. That changes no whole solution, and tightens the relaxation.
         """
@@ -204,9 +190,9 @@ class _FleetProgram:
             for key, index in self._taken.items()
             if key[0] == model
         }
-        return Constraint(terms, 1.0, math.inf)
+        return one_device.Constraint(terms, 1.0, math.inf)
 
-    def decode(self, solution: Solution) -> tuple[tuple[PlannedPart, ...], ...]:
+    def decode(self, solution: one_device.Solution) -> tuple[tuple[plans.PlannedPart, ...], ...]:
         """The flow as paths. Their parts get models as long as there are any; the fullest devices come first."""
         arcs = {(part.units, place): solution.values[index] for index, part, place in self._arcs}
         waiting = {
@@ -235,7 +221,7 @@ class _FleetProgram:
                 place += 1
         return path
 
-    def _planned(self, named: list[tuple[int, int, str]]) -> tuple[PlannedPart, ...]:
+    def _planned(self, named: list[tuple[int, int, str]]) -> tuple[plans.PlannedPart, ...]:
         """The parts of a device; MIG instances at the places that leave most to others."""
         if self.device.partitioning is Partitioning.MIG and named:
             places = least_wasteful([units for units, _, _ in named])
@@ -244,20 +230,20 @@ class _FleetProgram:
         return tuple(sorted(parts, key=lambda part: part.place))
 
 
-def _check_reach(request: PlanRequest, program: _FleetProgram) -> None:
+def _check_reach(request: plans.PlanRequest, program: _FleetProgram) -> None:
     """Raises PlanInfeasible for a rate so high that every part's throughput is lost to the solver's tolerance."""
     for model in request.models:
         most = max(way.throughput_per_s for (name, _), way in program.ways.items() if name == model.name)
         if most < program.needed[model.name] * _NOTHING:
             raise PlanInfeasible(
-                f"{request.count or MOST_DEVICES} x {request.device.name} cannot serve these rates: '{model.name}' "
-                f"needs {model.rate_per_s or 0.0:g} requests/s, and a part serves at most {most:.4g}"
+                f"{request.count or plans.MOST_DEVICES} x {request.device.name} cannot serve these rates: "
+                f"'{model.name}' needs {model.rate_per_s or 0.0:g} requests/s, and a part serves at most {most:.4g}"
             )
 
 
-def _too_few(request: PlanRequest, program: _FleetProgram, count: int) -> str:
+def _too_few(request: plans.PlanRequest, program: _FleetProgram, count: int) -> str:
     """The message for too few devices: it names the model that needs the smallest reduction of its rate."""
-    allowed = request.count or MOST_DEVICES
+    allowed = request.count or plans.MOST_DEVICES
     heaviest = sorted(program.needed, key=lambda name: -program.needed[name] / _most_per_unit(program, name))
     most = {name: program.most_of(name, allowed) for name in heaviest[:_EXPLAINED]}
     kept = {name: most[name] / (program.needed[name] or 1.0) for name in most if most[name] > 0}
@@ -290,7 +276,7 @@ HEADROOMS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 """tried in this order, from the requested headroom on"""
 
 
-def make_plan(request: PlanRequest, *, simulated: bool = False, seed: int = 0) -> Plan:
+def make_plan(request: plans.PlanRequest, *, simulated: bool = False, seed: int = 0) -> plans.Plan:
     """The fewest devices, then the fewest units for models with rates; otherwise the best layout of one device.
 
     With `simulated` the plan carries the results of a simulation. It has the least headroom of HEADROOMS, from
@@ -302,13 +288,13 @@ def make_plan(request: PlanRequest, *, simulated: bool = False, seed: int = 0) -
         raise BadRequest("a simulation needs rates; give every model rate_per_s and latency_ms")
     if simulated and _is_limited(request):
         raise BadRequest("plans of CPU limits cannot be simulated; try each limit with 'fractune fit --verify' instead")
-    plan = plan_fleet(request) if request.is_fleet else plan_one(request)
+    plan = plan_fleet(request) if request.is_fleet else one_device.plan_one(request)
     if simulated:
         plan = _with_enough_headroom(request, plan, seed)
     return replace(plan, notes=(*plan.notes, *_notes(request, plan)))
 
 
-def _with_enough_headroom(request: PlanRequest, plan: Plan, seed: int) -> Plan:
+def _with_enough_headroom(request: plans.PlanRequest, plan: plans.Plan, seed: int) -> plans.Plan:
     tried = [request.headroom, *(each for each in HEADROOMS if each > request.headroom)]
     late = ""
     for headroom in tried:
@@ -317,7 +303,7 @@ def _with_enough_headroom(request: PlanRequest, plan: Plan, seed: int) -> Plan:
                 plan = plan_fleet(replace(request, headroom=headroom))
             except PlanInfeasible as error:
                 raise PlanInfeasible(f"simulated: {late}, and more headroom does not fit: {error}") from error
-        plan = replace(plan, simulated=simulate(plan, seed=seed))
+        plan = replace(plan, simulated=plans.simulate(plan, seed=seed))
         worst = max((each for each in plan.simulated if not each.holds), key=lambda each: each.late, default=None)
         if worst is None:
             return plan
@@ -327,16 +313,16 @@ def _with_enough_headroom(request: PlanRequest, plan: Plan, seed: int) -> Plan:
     raise PlanInfeasible(f"simulated: {late}; give it a longer target, or ways with smaller batches")
 
 
-def _remedy(request: PlanRequest) -> str:
+def _remedy(request: plans.PlanRequest) -> str:
     """How predicted times become measured ones."""
     return "fractune fit --verify tries a limit" if _is_limited(request) else "--measure times them"
 
 
-def _is_limited(request: PlanRequest) -> bool:
+def _is_limited(request: plans.PlanRequest) -> bool:
     return request.device.partitioning is Partitioning.LIMIT
 
 
-def _notes(request: PlanRequest, plan: Plan) -> list[str]:
+def _notes(request: plans.PlanRequest, plan: plans.Plan) -> list[str]:
     """Facts that a reader must know before confirming the plan."""
     parts = [part for parts in plan.devices for part in parts]
     notes = []

@@ -14,16 +14,7 @@ from fractune_core.jobs import JobState
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.rounds import LiveRound, Rounds
-from fractune_server.scheduler.finalists import (
-    BEST_PER_SHARE,
-    NEGLIGIBLE,
-    finalists,
-    is_settled,
-    outlook,
-    short_repeats_ms,
-    tuned_part,
-    worth_validating,
-)
+from fractune_server.scheduler import finalists
 from fractune_server.store.jobs import Round, StoredOperator
 from fractune_server.store.records.log import LogKey
 from fractune_server.transport.context import ServerContext, reported_error
@@ -77,13 +68,13 @@ class ValidatePhase:
         worth, lengths_ms = set[str](), list[dict[str, float]]()
         for share in job.share_keys:
             outlooks = {
-                op.workload_hash: outlook(
+                op.workload_hash: finalists.outlook(
                     op.search_weight, best[op.workload_hash][share], known[op.workload_hash], share
                 )
                 for op in job.selected
             }
-            worth |= worth_validating(outlooks)
-            lengths_ms.append(short_repeats_ms(outlooks))
+            worth |= finalists.worth_validating(outlooks)
+            lengths_ms.append(finalists.short_repeats_ms(outlooks))
         # Short at all shares, and as long as the share needs at which the operator matters most.
         job.repeats_ms = {
             name: max(each[name] for each in lengths_ms) for name in set.intersection(*map(set, lengths_ms))
@@ -96,9 +87,9 @@ class ValidatePhase:
         """Take the validations from the log, or start a round for the missing ones."""
         name = operator.workload_hash
         earlier = self._earlier(job, [name])[name]
-        count = job.stored.spec.rerank or BEST_PER_SHARE
-        chosen = finalists(self._best(job, name, earlier), earlier, job.untuned(name), count)
-        if is_settled(chosen, earlier, job.share_keys) or job.validations[name] >= _PASSES:
+        count = job.stored.spec.rerank or finalists.BEST_PER_SHARE
+        chosen = finalists.finalists(self._best(job, name, earlier), earlier, job.untuned(name), count)
+        if finalists.is_settled(chosen, earlier, job.share_keys) or job.validations[name] >= _PASSES:
             self._end(job, operator, earlier)
             return
         job.validations[name] += 1
@@ -120,7 +111,7 @@ class ValidatePhase:
         """The fastest trials by share key, enough to choose the finalists from."""
         refused = {record.candidate_id for record in earlier if record.status is not Status.OK}
         rerank = job.stored.spec.rerank
-        key, count = job.log_key(workload_hash), rerank or BEST_PER_SHARE
+        key, count = job.log_key(workload_hash), rerank or finalists.BEST_PER_SHARE
         shares = self._shares_known(job, key) if rerank else job.share_keys
         return {share: self._log.best_trials(key, share, count + len(refused)) for share in shares}
 
@@ -133,7 +124,7 @@ class ValidatePhase:
         """Raises NotFound if the log has no trials of operators that matter to the model."""
         weights = {op.workload_hash: op.weight for op in job.selected}
         known = [name for name in weights if self._shares_known(job, job.log_key(name))]
-        if tuned_part(weights, self._log.arithmetic(weights), known) < NEGLIGIBLE:
+        if finalists.tuned_part(weights, self._log.arithmetic(weights), known) < finalists.NEGLIGIBLE:
             names = ", ".join(job.operator(name).name for name in known)
             raise NotFound(
                 f"the log holds no trial of {job.stored.spec.model_name} on this device for this target"

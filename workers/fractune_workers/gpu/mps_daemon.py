@@ -17,14 +17,7 @@ from typing import NoReturn
 from fractune_core import cuda
 from fractune_core.errors import ShareUnavailable, StateUnusable
 from fractune_core.host.private_folders import make_private
-from fractune_workers.gpu.mps_control import (
-    MpsControl,
-    MpsFailed,
-    MpsUnreachable,
-    Partition,
-    PartitionRefused,
-    ServerState,
-)
+from fractune_workers.gpu import mps_control
 from fractune_workers.locks.flock import FolderLocks, Held
 
 # Static SM partitions of a daemon of our own: each belongs to one worker at a time.
@@ -39,7 +32,7 @@ _MOST_PARTITIONS = 64
 class PartitionPool:
     """The partitions of one GPU. Every call is made behind the door of `locks`."""
 
-    def __init__(self, gpu_uuid: str, control: MpsControl, locks: FolderLocks) -> None:
+    def __init__(self, gpu_uuid: str, control: mps_control.MpsControl, locks: FolderLocks) -> None:
         self._gpu_uuid = gpu_uuid
         self._control = control
         self._locks = locks
@@ -62,18 +55,20 @@ class PartitionPool:
 
     def _made(self, chunks: int) -> tuple[str, Held]:
         made = self._first(chunks)
-        with contextlib.suppress(PartitionRefused):
+        with contextlib.suppress(mps_control.PartitionRefused):
             for _ in range(_MOST_PARTITIONS):
                 self._control.add_partition(self._gpu_uuid, chunks)
         held = self._locks.take(made)
         if held is None:
-            raise MpsFailed(f"MPS: the new partition {made} belongs to another worker already; restart the daemon")
+            raise mps_control.MpsFailed(
+                f"MPS: the new partition {made} belongs to another worker already; restart the daemon"
+            )
         return made, held
 
     def _first(self, chunks: int) -> str:
         try:
             return self._control.add_partition(self._gpu_uuid, chunks)
-        except PartitionRefused as error:
+        except mps_control.PartitionRefused as error:
             if not self._control.processes() and self._remove_unused():
                 return self._first(chunks)
             raise ShareUnavailable(
@@ -91,7 +86,7 @@ class PartitionPool:
                 removed = True
         return removed
 
-    def _full_id(self, partition: Partition) -> str:
+    def _full_id(self, partition: mps_control.Partition) -> str:
         return f"{self._gpu_uuid}/{partition.name}"
 
 
@@ -110,7 +105,7 @@ class MpsDaemon:
 
     def __init__(self, pipe_dir: Path, program: str = cuda.PROGRAM) -> None:
         self.pipe_dir = pipe_dir
-        self.control = MpsControl(pipe_dir, program)
+        self.control = mps_control.MpsControl(pipe_dir, program)
 
     def probe(self) -> None:
         """Check that the daemon can be had; changes nothing. Raises MpsFailed."""
@@ -166,7 +161,7 @@ class MpsDaemon:
         """Whether the daemon answers. Raises MpsFailed when it answers wrongly, or too late."""
         try:
             self.control.servers()
-        except MpsUnreachable:
+        except mps_control.MpsUnreachable:
             return False
         return True
 
@@ -176,7 +171,9 @@ class MpsDaemon:
 
     def is_active(self) -> bool:
         """Whether a new client would be accepted: every server is ACTIVE, or none has been started yet."""
-        return all(self.control.server_state(server) is ServerState.ACTIVE for server in self.control.servers())
+        return all(
+            self.control.server_state(server) is mps_control.ServerState.ACTIVE for server in self.control.servers()
+        )
 
     def wait_until_active(self, timeout_s: float = _ACTIVE_TIMEOUT_S) -> None:
         """Return once a new client will be accepted: after a fault, when every client of that time has left.
@@ -187,7 +184,7 @@ class MpsDaemon:
             servers = self.control.servers()
             states = ", ".join(f"server {server} is {self.control.server_state(server)}" for server in servers)
             left = [str(client) for server in servers for client in self.control.clients(server)]
-            raise MpsFailed(
+            raise mps_control.MpsFailed(
                 f"MPS: {states or 'no server'} after {timeout_s:g} s; a fault is over when every client of its time "
                 f"has left, and there are still: {', '.join(left) or 'none'}"
             )
@@ -207,11 +204,14 @@ class MpsDaemon:
         found = {client for client in ours if client.pid == pid}
         for client in found:
             # A server that has faulted has ended its clients' work; it may take long to refuse to end it once more.
-            if self.control.server_state(client.server) not in {ServerState.FAULT, ServerState.GONE}:
+            if self.control.server_state(client.server) not in {
+                mps_control.ServerState.FAULT,
+                mps_control.ServerState.GONE,
+            }:
                 self.control.terminate_client(client.server, client.pid)
         strange = [client.pid for client in ours if not Path(f"/proc/{client.pid}").exists()]
         if strange and not found:
-            raise MpsFailed(
+            raise mps_control.MpsFailed(
                 f"MPS: client {pid} cannot be ended: the daemon at {self.pipe_dir} knows processes by other numbers "
                 f"({strange[0]} is none here); run the worker in the daemon's PID namespace (--pid=host)"
             )
@@ -240,10 +240,10 @@ class OwnMpsDaemon(MpsDaemon):
 
     def probe(self) -> None:
         if shutil.which(self._program) is None:
-            raise MpsFailed(f"MPS: the program {self._program} is not installed; install {cuda.PACKAGES}")
+            raise mps_control.MpsFailed(f"MPS: the program {self._program} is not installed; install {cuda.PACKAGES}")
         longest = len(os.fsencode(self.pipe_dir / "control_privileged"))
         if longest > _LONGEST_SOCKET_PATH:
-            raise MpsFailed(
+            raise mps_control.MpsFailed(
                 f"MPS: a socket in {self.pipe_dir} would have a path of {longest} bytes, and {_LONGEST_SOCKET_PATH} "
                 "are possible; set TMPDIR to a shorter folder"
             )
@@ -305,7 +305,7 @@ class OwnMpsDaemon(MpsDaemon):
             if self._user is None or self.is_running():
                 return
             if self._static:
-                raise MpsFailed(
+                raise mps_control.MpsFailed(
                     f"MPS: the control daemon of {self._gpu_uuid} has died, and its partitions with it; look into "
                     f"{self._logs}, and start the workers of mps-sm shares again"
                 )
@@ -324,7 +324,7 @@ class OwnMpsDaemon(MpsDaemon):
         try:
             make_private(self._folder)
         except StateUnusable as error:
-            raise MpsFailed(f"MPS: {error}") from error
+            raise mps_control.MpsFailed(f"MPS: {error}") from error
 
     def _is_static(self) -> bool:
         return self._mode_file.exists()
@@ -370,9 +370,13 @@ class OwnMpsDaemon(MpsDaemon):
                 )
             except (OSError, subprocess.SubprocessError) as error:
                 hint = "; static partitions need driver 590 or newer" if self._static else ""
-                raise MpsFailed(f"MPS: the control daemon did not start ({error}); look into {logs}{hint}") from error
+                raise mps_control.MpsFailed(
+                    f"MPS: the control daemon did not start ({error}); look into {logs}{hint}"
+                ) from error
         if not _within(_START_TIMEOUT_S, self.is_running):
-            raise MpsFailed(f"MPS: the control daemon did not answer within {_START_TIMEOUT_S:g} s; look into {logs}")
+            raise mps_control.MpsFailed(
+                f"MPS: the control daemon did not answer within {_START_TIMEOUT_S:g} s; look into {logs}"
+            )
 
     def _environment_of_daemon(self, logs: Path) -> dict[str, str]:
         """Without MPS's own variables, whose limits would hold for every client; and with the GPU by its UUID, because
@@ -390,10 +394,10 @@ class OwnMpsDaemon(MpsDaemon):
         refusal = ""
         try:
             self.control.quit()
-        except MpsFailed as error:  # says little: the exit code is 1 also when a server had ended badly
+        except mps_control.MpsFailed as error:  # says little: the exit code is 1 also when a server had ended badly
             refusal = f" ({error})"
         if not _within(_QUIT_TIMEOUT_S, lambda: not self.is_running()):
-            raise MpsFailed(
+            raise mps_control.MpsFailed(
                 f"MPS: the control daemon at {self.pipe_dir} did not end within {_QUIT_TIMEOUT_S:g} s{refusal}"
             )
 

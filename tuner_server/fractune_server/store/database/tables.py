@@ -1,287 +1,272 @@
 """The tables. A change here needs a migration beside it; a test compares the two."""
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    Column,
-    Float,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    false,
-)
+import sqlalchemy as sa
 
 from fractune_core.jobs import JobState
 from fractune_core.names import DEFAULT_TENANT
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
 ENDED = [state.value for state in JobState if not state.open]
 """states of ended jobs"""
 
-_POOL = String(128)
+_POOL = sa.String(128)
 """a tenant and one of its namespaces: `fractune_server.store.database.sight.pool_of`"""
 
 
-def _tenant(*, primary_key: bool = False) -> Column[str]:
-    return Column("tenant", String(32), nullable=False, server_default=DEFAULT_TENANT, primary_key=primary_key)
+def _tenant(*, primary_key: bool = False) -> sa.Column[str]:
+    return sa.Column("tenant", sa.String(32), nullable=False, server_default=DEFAULT_TENANT, primary_key=primary_key)
 
 
-_SERIAL = BigInteger().with_variant(Integer, "sqlite")
-_ID = String(64)
+_SERIAL = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+_ID = sa.String(64)
 
-records = Table(
+records = sa.Table(
     "records",
     metadata,
-    Column("seq", _SERIAL, primary_key=True, autoincrement=True),
-    Column("record_id", _ID, nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("candidate_id", _ID, nullable=False),
-    Column("workload_hash", _ID, nullable=False),
-    Column("operator", Text, nullable=False),
-    Column("target", Text, nullable=False),
-    Column("target_key", Text, nullable=False),
-    Column("trace", Text, nullable=False),
-    Column("device", JSON, nullable=False),
-    Column("device_key", Text, nullable=False),
-    Column("share", String(64), nullable=False),
-    Column("granted", JSON, nullable=False),
-    Column("share_key", String(64), nullable=False),
-    Column("status", String(32), nullable=False),
-    Column("cause", Text, nullable=False),
-    Column("run_secs", JSON, nullable=False),
+    sa.Column("seq", _SERIAL, primary_key=True, autoincrement=True),
+    sa.Column("record_id", _ID, nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("candidate_id", _ID, nullable=False),
+    sa.Column("workload_hash", _ID, nullable=False),
+    sa.Column("operator", sa.Text, nullable=False),
+    sa.Column("target", sa.Text, nullable=False),
+    sa.Column("target_key", sa.Text, nullable=False),
+    sa.Column("trace", sa.Text, nullable=False),
+    sa.Column("device", sa.JSON, nullable=False),
+    sa.Column("device_key", sa.Text, nullable=False),
+    sa.Column("share", sa.String(64), nullable=False),
+    sa.Column("granted", sa.JSON, nullable=False),
+    sa.Column("share_key", sa.String(64), nullable=False),
+    sa.Column("status", sa.String(32), nullable=False),
+    sa.Column("cause", sa.Text, nullable=False),
+    sa.Column("run_secs", sa.JSON, nullable=False),
     # Of the repeats used for selection, because rows are chosen by it. Infinite for a failure, so that it sorts last.
-    Column("ranking_median_s", Float, nullable=False),
-    Column("policy", JSON, nullable=False),
-    Column("anchor_ratio", Float, nullable=False),
-    Column("neighbours", Integer, nullable=False),
-    Column("job", _ID, nullable=False),
-    Column("worker", Text, nullable=False),
-    Column("measured_at", Float, nullable=False),
-    Column("build_secs", Float, nullable=False),
-    Column("max_error", Float),
-    Column("clock_mhz", Integer, nullable=False),
-    Column("throttled_ns", JSON, nullable=False),
-    Column("versions", JSON, nullable=False),
-    Column("disturbance", JSON(none_as_null=True)),
-    Column("attempts", Integer, nullable=False),
-    Column("namespace", _POOL, nullable=False, server_default=""),  # the pool
-    Column("cpu_secs", Float),
+    sa.Column("ranking_median_s", sa.Float, nullable=False),
+    sa.Column("policy", sa.JSON, nullable=False),
+    sa.Column("anchor_ratio", sa.Float, nullable=False),
+    sa.Column("neighbours", sa.Integer, nullable=False),
+    sa.Column("job", _ID, nullable=False),
+    sa.Column("worker", sa.Text, nullable=False),
+    sa.Column("measured_at", sa.Float, nullable=False),
+    sa.Column("build_secs", sa.Float, nullable=False),
+    sa.Column("max_error", sa.Float),
+    sa.Column("clock_mhz", sa.Integer, nullable=False),
+    sa.Column("throttled_ns", sa.JSON, nullable=False),
+    sa.Column("versions", sa.JSON, nullable=False),
+    sa.Column("disturbance", sa.JSON(none_as_null=True)),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("namespace", _POOL, nullable=False, server_default=""),  # the pool
+    sa.Column("cpu_secs", sa.Float),
     _tenant(),
-    UniqueConstraint("record_id", "tenant"),
+    sa.UniqueConstraint("record_id", "tenant"),
     # The scheduler's and the match's look-ups; the fastest come first without a sort.
-    Index("ix_records_lookup", "workload_hash", "kind", "namespace", "share_key", "ranking_median_s"),
-    Index("ix_records_job", "job", "kind"),
+    sa.Index("ix_records_lookup", "workload_hash", "kind", "namespace", "share_key", "ranking_median_s"),
+    sa.Index("ix_records_job", "job", "kind"),
     # Pages of the log, each of one namespace.
-    Index("ix_records_newest", "namespace", "seq"),
-    Index("ix_records_fastest", "namespace", "ranking_median_s", "seq"),
-    Index("ix_records_share", "share", "seq"),
+    sa.Index("ix_records_newest", "namespace", "seq"),
+    sa.Index("ix_records_fastest", "namespace", "ranking_median_s", "seq"),
+    sa.Index("ix_records_share", "share", "seq"),
     sqlite_autoincrement=True,
 )
 
-validation_versions = Table(
+validation_versions = sa.Table(
     "validation_versions",
     metadata,
-    Column("workload_hash", _ID, primary_key=True),
-    Column("version", BigInteger, nullable=False),  # number of changes; see caches.py
+    sa.Column("workload_hash", _ID, primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),  # number of changes; see caches.py
 )
 
-record_counts = Table(
+record_counts = sa.Table(
     "record_counts",
     metadata,
     _tenant(primary_key=True),
-    Column("share", String(64), primary_key=True),
-    Column("kind", String(16), primary_key=True),
-    Column("status", String(32), primary_key=True),
-    Column("records", BigInteger, nullable=False),  # including pruned ones
+    sa.Column("share", sa.String(64), primary_key=True),
+    sa.Column("kind", sa.String(16), primary_key=True),
+    sa.Column("status", sa.String(32), primary_key=True),
+    sa.Column("records", sa.BigInteger, nullable=False),  # including pruned ones
 )
 
-workloads = Table(
+workloads = sa.Table(
     "workloads",
     metadata,
-    Column("workload_hash", _ID, primary_key=True),
-    Column("json_zlib", LargeBinary, nullable=False),
-    Column("flops", Float, nullable=False, server_default="0"),  # 0 = unknown, also for the bytes
-    Column("io_bytes", BigInteger, nullable=False, server_default="0"),
-    Column("written_bytes", BigInteger, nullable=False, server_default="0"),
+    sa.Column("workload_hash", _ID, primary_key=True),
+    sa.Column("json_zlib", sa.LargeBinary, nullable=False),
+    sa.Column("flops", sa.Float, nullable=False, server_default="0"),  # 0 = unknown, also for the bytes
+    sa.Column("io_bytes", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("written_bytes", sa.BigInteger, nullable=False, server_default="0"),
 )
 
-roofs = Table(
+roofs = sa.Table(
     "roofs",
     metadata,
-    Column("device_key", Text, primary_key=True),
-    Column("share_key", String(64), primary_key=True),
-    Column("gflops", Float, nullable=False),
-    Column("gb_per_s", Float, nullable=False),
-    Column("cache_bytes", BigInteger, nullable=False),
-    Column("launch_s", Float, nullable=False, server_default="0"),  # 0 = unknown, as of a CPU
-    Column("read_gb_per_s", Float, nullable=False, server_default="0"),
+    sa.Column("device_key", sa.Text, primary_key=True),
+    sa.Column("share_key", sa.String(64), primary_key=True),
+    sa.Column("gflops", sa.Float, nullable=False),
+    sa.Column("gb_per_s", sa.Float, nullable=False),
+    sa.Column("cache_bytes", sa.BigInteger, nullable=False),
+    sa.Column("launch_s", sa.Float, nullable=False, server_default="0"),  # 0 = unknown, as of a CPU
+    sa.Column("read_gb_per_s", sa.Float, nullable=False, server_default="0"),
 )
 
-spaces = Table(
+spaces = sa.Table(
     "spaces",
     metadata,
-    Column("workload_hash", _ID, primary_key=True),
-    Column("target_key", Text, primary_key=True),
-    Column("exact", Boolean, primary_key=True),
-    Column("pool", _POOL, primary_key=True),
-    Column("version", String(64), nullable=False),
-    Column("candidates", Integer, nullable=False),
+    sa.Column("workload_hash", _ID, primary_key=True),
+    sa.Column("target_key", sa.Text, primary_key=True),
+    sa.Column("exact", sa.Boolean, primary_key=True),
+    sa.Column("pool", _POOL, primary_key=True),
+    sa.Column("version", sa.String(64), nullable=False),
+    sa.Column("candidates", sa.Integer, nullable=False),
 )
 
-models = Table(
+models = sa.Table(
     "models",
     metadata,
     _tenant(primary_key=True),
-    Column("sha256", _ID, primary_key=True),
-    Column("display_name", Text, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("token", _ID, nullable=False, server_default=""),
+    sa.Column("sha256", _ID, primary_key=True),
+    sa.Column("display_name", sa.Text, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("token", _ID, nullable=False, server_default=""),
 )
 
-ingested = Table(
+ingested = sa.Table(
     "ingested",
     metadata,
     _tenant(primary_key=True),
-    Column("key", _ID, primary_key=True),
-    Column("target", Text, nullable=False),
-    Column("target_key", Text, nullable=False),
-    Column("operators", JSON, nullable=False),
+    sa.Column("key", _ID, primary_key=True),
+    sa.Column("target", sa.Text, nullable=False),
+    sa.Column("target_key", sa.Text, nullable=False),
+    sa.Column("operators", sa.JSON, nullable=False),
 )
 
-jobs = Table(
+jobs = sa.Table(
     "jobs",
     metadata,
-    Column("seq", _SERIAL, primary_key=True, autoincrement=True),
-    Column("id", _ID, nullable=False, unique=True),
-    Column("model", _ID, nullable=False),
-    Column("model_name", Text, nullable=False),
-    Column("spec", JSON, nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("created_at", Float, nullable=False),
-    Column("ended_at", Float),
-    Column("error", String(64), nullable=False),
-    Column("message", Text, nullable=False),
-    Column("device", JSON, nullable=False),
-    Column("granted", JSON, nullable=False),
-    Column("asked_target", Text, nullable=False),
-    Column("target", Text, nullable=False),
-    Column("target_key", Text, nullable=False),
-    Column("notes", JSON, nullable=False),
-    Column("revision", Integer, nullable=False),
-    Column("tuning_began", Float),
-    Column("tuning_ended", Float),
-    Column("progress", JSON, nullable=False),
-    Column("bundle", _ID, nullable=False),
-    Column("checked", JSON),
-    Column("timings", JSON, nullable=False),
-    Column("token", _ID, nullable=False, server_default=""),
+    sa.Column("seq", _SERIAL, primary_key=True, autoincrement=True),
+    sa.Column("id", _ID, nullable=False, unique=True),
+    sa.Column("model", _ID, nullable=False),
+    sa.Column("model_name", sa.Text, nullable=False),
+    sa.Column("spec", sa.JSON, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("ended_at", sa.Float),
+    sa.Column("error", sa.String(64), nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("device", sa.JSON, nullable=False),
+    sa.Column("granted", sa.JSON, nullable=False),
+    sa.Column("asked_target", sa.Text, nullable=False),
+    sa.Column("target", sa.Text, nullable=False),
+    sa.Column("target_key", sa.Text, nullable=False),
+    sa.Column("notes", sa.JSON, nullable=False),
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("tuning_began", sa.Float),
+    sa.Column("tuning_ended", sa.Float),
+    sa.Column("progress", sa.JSON, nullable=False),
+    sa.Column("bundle", _ID, nullable=False),
+    sa.Column("checked", sa.JSON),
+    sa.Column("timings", sa.JSON, nullable=False),
+    sa.Column("token", _ID, nullable=False, server_default=""),
     _tenant(),
-    Column("shares_searches", Boolean, nullable=False, server_default=false()),
-    Index("ix_jobs_state", "state"),
-    Index("ix_jobs_token", "token", "created_at"),
-    Index("ix_jobs_tenant", "tenant", "seq"),
-    Index("ix_jobs_model", "model"),
+    sa.Column("shares_searches", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Index("ix_jobs_state", "state"),
+    sa.Index("ix_jobs_token", "token", "created_at"),
+    sa.Index("ix_jobs_tenant", "tenant", "seq"),
+    sa.Index("ix_jobs_model", "model"),
     sqlite_autoincrement=True,
 )
 
-job_operators = Table(
+job_operators = sa.Table(
     "job_operators",
     metadata,
-    Column("job", _ID, primary_key=True),
-    Column("position", Integer, primary_key=True),
-    Column("workload_hash", _ID, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("weight", Integer, nullable=False),
-    Column("selected", Boolean, nullable=False),
-    Column("trials", Integer, nullable=False),
-    Column("best_s", JSON, nullable=False),
-    Column("untuned_s", JSON, nullable=False),
+    sa.Column("job", _ID, primary_key=True),
+    sa.Column("position", sa.Integer, primary_key=True),
+    sa.Column("workload_hash", _ID, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("weight", sa.Integer, nullable=False),
+    sa.Column("selected", sa.Boolean, nullable=False),
+    sa.Column("trials", sa.Integer, nullable=False),
+    sa.Column("best_s", sa.JSON, nullable=False),
+    sa.Column("untuned_s", sa.JSON, nullable=False),
 )
 
-tenants = Table(
+tenants = sa.Table(
     "tenants",
     metadata,
-    Column("name", String(32), primary_key=True),
-    Column("created_at", Float, nullable=False),
-    Column("open_jobs", BigInteger),
-    Column("trials_a_day", BigInteger),
-    Column("stored_bytes", BigInteger),
-    Column("share_seconds_a_day", BigInteger),
-    Column("weight", Integer, nullable=False),
-    Column("shares_searches", Boolean, nullable=False),
+    sa.Column("name", sa.String(32), primary_key=True),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("open_jobs", sa.BigInteger),
+    sa.Column("trials_a_day", sa.BigInteger),
+    sa.Column("stored_bytes", sa.BigInteger),
+    sa.Column("share_seconds_a_day", sa.BigInteger),
+    sa.Column("weight", sa.Integer, nullable=False),
+    sa.Column("shares_searches", sa.Boolean, nullable=False),
 )
 
-tokens = Table(
+tokens = sa.Table(
     "tokens",
     metadata,
-    Column("id", _ID, primary_key=True),
+    sa.Column("id", _ID, primary_key=True),
     _tenant(),
-    Column("secret_sha256", _ID, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("scope", String(16), nullable=False),
-    Column("created_at", Float, nullable=False),
-    Column("expires_at", Float),
-    Column("revoked_at", Float),
-    Column("open_jobs", BigInteger),
-    Column("trials_a_day", BigInteger),
-    Column("stored_bytes", BigInteger),
-    Column("share_seconds_a_day", BigInteger),
-    Column("max_priority", String(8), nullable=False),
-    Column("all_tenants", Boolean, nullable=False, server_default=false()),
+    sa.Column("secret_sha256", _ID, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("scope", sa.String(16), nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("expires_at", sa.Float),
+    sa.Column("revoked_at", sa.Float),
+    sa.Column("open_jobs", sa.BigInteger),
+    sa.Column("trials_a_day", sa.BigInteger),
+    sa.Column("stored_bytes", sa.BigInteger),
+    sa.Column("share_seconds_a_day", sa.BigInteger),
+    sa.Column("max_priority", sa.String(8), nullable=False),
+    sa.Column("all_tenants", sa.Boolean, nullable=False, server_default=sa.false()),
 )
 
-bundles = Table(
+bundles = sa.Table(
     "bundles",
     metadata,
-    Column("id", _ID, primary_key=True),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("token", _ID, nullable=False),
+    sa.Column("id", _ID, primary_key=True),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("token", _ID, nullable=False),
     _tenant(),
-    Index("ix_bundles_token", "token"),
-    Index("ix_bundles_tenant", "tenant"),
+    sa.Index("ix_bundles_token", "token"),
+    sa.Index("ix_bundles_tenant", "tenant"),
 )
 
-pieces = Table(
+pieces = sa.Table(
     "pieces",
     metadata,
-    Column("work_id", String(128), primary_key=True),
-    Column("job", _ID, nullable=False),
-    Column("task", String(16), nullable=False),
-    Column("share", String(64), nullable=False),
-    Column("worked_s", Float, nullable=False),
-    Column("cpu_s", Float, nullable=False),
-    Column("ended_at", Float, nullable=False),
-    Index("ix_pieces_job", "job", "task", "share"),
+    sa.Column("work_id", sa.String(128), primary_key=True),
+    sa.Column("job", _ID, nullable=False),
+    sa.Column("task", sa.String(16), nullable=False),
+    sa.Column("share", sa.String(64), nullable=False),
+    sa.Column("worked_s", sa.Float, nullable=False),
+    sa.Column("cpu_s", sa.Float, nullable=False),
+    sa.Column("ended_at", sa.Float, nullable=False),
+    sa.Index("ix_pieces_job", "job", "task", "share"),
 )
 
-pairs = Table(
+pairs = sa.Table(
     "pairs",
     metadata,
-    Column("seq", _SERIAL, primary_key=True, autoincrement=True),
+    sa.Column("seq", _SERIAL, primary_key=True, autoincrement=True),
     _tenant(),
-    Column("pair_id", _ID, nullable=False),
-    Column("first_name", Text, nullable=False),
-    Column("second_name", Text, nullable=False),
-    Column("content", JSON, nullable=False),
-    UniqueConstraint("tenant", "pair_id"),
+    sa.Column("pair_id", _ID, nullable=False),
+    sa.Column("first_name", sa.Text, nullable=False),
+    sa.Column("second_name", sa.Text, nullable=False),
+    sa.Column("content", sa.JSON, nullable=False),
+    sa.UniqueConstraint("tenant", "pair_id"),
 )
 
-runtime_times = Table(
+runtime_times = sa.Table(
     "runtime_times",
     metadata,
-    Column("seq", _SERIAL, primary_key=True, autoincrement=True),
+    sa.Column("seq", _SERIAL, primary_key=True, autoincrement=True),
     _tenant(),
-    Column("time_id", _ID, nullable=False),
-    Column("model", _ID, nullable=False, index=True),
-    Column("content", JSON, nullable=False),
-    UniqueConstraint("tenant", "time_id"),
+    sa.Column("time_id", _ID, nullable=False),
+    sa.Column("model", _ID, nullable=False, index=True),
+    sa.Column("content", sa.JSON, nullable=False),
+    sa.UniqueConstraint("tenant", "time_id"),
 )
 
 COMMON = {validation_versions, workloads, roofs}
@@ -289,15 +274,15 @@ COMMON = {validation_versions, workloads, roofs}
 OF_JOBS = {job_operators, pieces}
 """their rows belong to the tenant of their job"""
 
-rounds = Table(
+rounds = sa.Table(
     "rounds",
     metadata,
-    Column("round_id", _ID, primary_key=True),
-    Column("job", _ID, nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("workload_hash", _ID, nullable=False),
-    Column("instance", Text, nullable=False),
-    Column("asked", Integer, nullable=False),
-    Column("candidates", JSON(none_as_null=True)),  # NULL until they are proposed
-    Column("granted", JSON, nullable=False),
+    sa.Column("round_id", _ID, primary_key=True),
+    sa.Column("job", _ID, nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("workload_hash", _ID, nullable=False),
+    sa.Column("instance", sa.Text, nullable=False),
+    sa.Column("asked", sa.Integer, nullable=False),
+    sa.Column("candidates", sa.JSON(none_as_null=True)),  # NULL until they are proposed
+    sa.Column("granted", sa.JSON, nullable=False),
 )

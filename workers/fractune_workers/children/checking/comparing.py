@@ -30,17 +30,7 @@ from fractune_runtime.tvm_runtime.drawing import accepted_integers, telling_rang
 from fractune_runtime.tvm_runtime.runtime import load_runtime, with_denormals
 from fractune_runtime.tvm_runtime.tensors import TensorSpec, specs_of
 from fractune_runtime.tvm_runtime.variants import load_code
-from fractune_workers.children.checking.references import (
-    Array,
-    InputSet,
-    InputSpec,
-    RefusedError,
-    given_set,
-    input_sets,
-    precision_of,
-    reference,
-    without_repeats,
-)
+from fractune_workers.children.checking import references
 from fractune_workers.children.importing.onnx_graph import described, inputs_of, makers_of, names_read, needed_for
 
 _log = logging.getLogger(__name__)
@@ -107,7 +97,7 @@ def cut_at(model: onnx.ModelProto, nodes: Sequence[Any], name: str) -> onnx.Mode
     return cut
 
 
-Candidate = Callable[[Feed], list[Array]]
+Candidate = Callable[[Feed], list[references.Array]]
 """Runs on inputs by their names in the file"""
 
 
@@ -122,7 +112,7 @@ def variants_of(bundle: Bundle, file_names: Sequence[str]) -> dict[str, Callable
     def load(variant: str) -> Candidate:
         loaded = backend.load_variant(variant)
 
-        def run(feed: Feed) -> list[Array]:
+        def run(feed: Feed) -> list[references.Array]:
             given = {spec.name: feed[name] for spec, name in zip(specs, names, strict=True)}
             return [backend.array(output) for output in backend.run(loaded, backend.arguments(specs, given))]
 
@@ -164,7 +154,7 @@ def imported(model: onnx.ModelProto, inputs: Mapping[str, Sequence[int]], target
     code, _ = load_code(list(objects.values()), own, within=partial(with_denormals, kept=False))
     names = [value.name for value in inputs_of(model.graph) if value.name not in constants]
 
-    def run(feed: Feed) -> list[Array]:
+    def run(feed: Feed) -> list[references.Array]:
         given: list[Any] = [tvm.runtime.tensor(feed[name]) for name in names]
         return [each.copy() for each in code.held(given)]
 
@@ -193,9 +183,9 @@ class _NoTimeError(FractuneError):
 class _Answers:
     """The reference's outputs for one set."""
 
-    feed: dict[str, Array]
-    outputs: list[Array]
-    right: list[list[Array]] | None = None
+    feed: dict[str, references.Array]
+    outputs: list[references.Array]
+    right: list[list[references.Array]] | None = None
     """these, and outputs that are as right"""
 
 
@@ -222,8 +212,8 @@ class Comparison:
         folder: Path | None = None,
     ) -> None:
         self._data, self._model, self._bundle = data, model, bundle
-        self._reference = reference(len(data), folder)
-        self._precision = precision_of(model)
+        self._reference = references.reference(len(data), folder)
+        self._precision = references.precision_of(model)
         self._outputs = [output.name for output in model.graph.output]
         if len(self._outputs) != len(bundle.manifest["outputs"]):
             raise FractuneError("the bundle has other outputs than the file")
@@ -231,13 +221,16 @@ class Comparison:
         self._inputs = {**inputs, **{spec.name: list(spec.shape) for spec in self._specs if spec.shape}}
         self._constants = _constants(model.graph, inputs)
         self._deadline = Deadline(COMPARING_S, _CLOCK)
-        self._run = without_repeats(self._reference.open(data, self._outputs))
+        self._run = references.without_repeats(self._reference.open(data, self._outputs))
         self._within: dict[str, range] | None = None
 
-    def compared(self, given: Mapping[str, Array] | None) -> Checked:
+    def compared(self, given: Mapping[str, references.Array] | None) -> Checked:
         """What was compared. Raises DiffersError."""
-        found, answers = _Found(), dict[str, tuple[InputSet, _Answers]]()
-        sets = [*([given_set(given, len(self._outputs))] if given else []), *input_sets(self._model, self._specs)]
+        found, answers = _Found(), dict[str, tuple[references.InputSet, _Answers]]()
+        sets = [
+            *([references.given_set(given, len(self._outputs))] if given else []),
+            *references.input_sets(self._model, self._specs),
+        ]
         variants = variants_of(self._bundle, [spec.name for spec in self._specs])
         for name, load in variants.items():
             if self._deadline.left_s <= 0:
@@ -272,10 +265,10 @@ class Comparison:
 
     def _compare_on(
         self,
-        sets: Sequence[InputSet],
+        sets: Sequence[references.InputSet],
         variant: str,
         candidate: Candidate,
-        answers: dict[str, tuple[InputSet, _Answers]],
+        answers: dict[str, tuple[references.InputSet, _Answers]],
         found: _Found,
     ) -> None:
         """A slow untuned variant, which serves in need alone, is compared on the first inputs."""
@@ -291,8 +284,8 @@ class Comparison:
         self,
         variant: str,
         candidate: Candidate,
-        each: InputSet,
-        answers: dict[str, tuple[InputSet, _Answers]],
+        each: references.InputSet,
+        answers: dict[str, tuple[references.InputSet, _Answers]],
         found: _Found,
     ) -> None:
         try:
@@ -303,7 +296,7 @@ class Comparison:
             self._check_time()
             outputs = candidate(known.feed)
             verdict = self._verdict(each, known, outputs)
-        except (RefusedError, _NoTimeError) as error:
+        except (references.RefusedError, _NoTimeError) as error:
             if each.name not in found.sets:
                 found.skipped[each.name] = first_line(error)
             return
@@ -321,7 +314,7 @@ class Comparison:
         if self._deadline.left_s <= 0:
             raise _NoTimeError(_NO_TIME)
 
-    def _answers(self, each: InputSet) -> _Answers:
+    def _answers(self, each: references.InputSet) -> _Answers:
         """The inputs of the set, with integers that the reference takes. Raises RefusedError."""
         if self._within is None:
             specs = [TensorSpec(spec.name, spec.dtype, spec.shape) for spec in self._specs]
@@ -330,12 +323,12 @@ class Comparison:
         feed = {**each.draw(self._within), **self._constants}
         return _Answers(feed, self._run(feed))
 
-    def _accepted(self, inputs: dict[str, Array]) -> list[Array]:
+    def _accepted(self, inputs: dict[str, references.Array]) -> list[references.Array]:
         self._run({**inputs, **self._constants})
         return [np.zeros(1)]  # an index outside is an error; a NaN of the model's own says nothing
 
-    def _verdict(self, each: InputSet, known: _Answers, outputs: Sequence[Array]) -> Verdict:
-        def right() -> list[list[Array]]:
+    def _verdict(self, each: references.InputSet, known: _Answers, outputs: Sequence[references.Array]) -> Verdict:
+        def right() -> list[list[references.Array]]:
             if known.right is None:
                 others = self._others(self._data, self._outputs, known.feed, self._deadline)
                 known.right = [known.outputs, *others]
@@ -344,7 +337,9 @@ class Comparison:
         chosen = [[all_outputs[place] for place in each.outputs] for all_outputs in (outputs, known.outputs)]
         return judge(chosen[0], chosen[1], right, self._precision)
 
-    def _others(self, data: bytes, outputs: Sequence[str], feed: Feed, deadline: Deadline) -> list[list[Array]]:
+    def _others(
+        self, data: bytes, outputs: Sequence[str], feed: Feed, deadline: Deadline
+    ) -> list[list[references.Array]]:
         """Outputs that are as right as the reference's. Raises _NoTimeError."""
         moved = moved_outputs(
             data, feed, self._precision, lambda data: self._reference.open(data, outputs), deadline, self._constants
@@ -354,12 +349,17 @@ class Comparison:
                 _NO_TIME if deadline.left_s <= 0 else "it cannot be run on inputs that are moved a little"
             )
         if self._reference.fused is not None:
-            with contextlib.suppress(RefusedError):
+            with contextlib.suppress(references.RefusedError):
                 moved.append(self._reference.fused(data, outputs)(feed))
         return moved
 
     def _difference(
-        self, variant: str, each: InputSet, known: _Answers, outputs: Sequence[Array], verdict: Verdict
+        self,
+        variant: str,
+        each: references.InputSet,
+        known: _Answers,
+        outputs: Sequence[references.Array],
+        verdict: Verdict,
     ) -> str:
         place = each.outputs[verdict.differs_at or 0]
         by = (
@@ -379,7 +379,7 @@ class Comparison:
             return f"{what}; the model itself is imported right, so the schedules of this variant are wrong"
         return f"{what}; the first node that computes something else is {described(node)}"
 
-    def _first_node(self, each: InputSet, known: _Answers) -> Any:
+    def _first_node(self, each: references.InputSet, known: _Answers) -> Any:
         deadline = Deadline(BISECTING_S, _CLOCK)
         model = onnx.inliner.inline_local_functions(self._model) if self._model.functions else self._model
         target = self._bundle.manifest["target"]
@@ -395,13 +395,13 @@ class Comparison:
         return first_different(model, [self._outputs[place] for place in each.outputs], differs, deadline)
 
 
-def _different(answers: Sequence[_Answers]) -> list[list[Array]]:
+def _different(answers: Sequence[_Answers]) -> list[list[references.Array]]:
     """The outputs on inputs that differ: sets may draw the same."""
     feeds = {b"".join(array.tobytes() for array in each.feed.values()): each.outputs for each in answers}
     return list(feeds.values())
 
 
-def _kind_text(output: Array, wanted: Array) -> str:
+def _kind_text(output: references.Array, wanted: references.Array) -> str:
     if output.shape != wanted.shape:
         return f"in its shape ({list(output.shape)} for {list(wanted.shape)})"
     unlike = np.flatnonzero(np.ravel(~((output == wanted) | ((output != output) & (wanted != wanted)))))  # noqa: PLR0124
@@ -409,7 +409,7 @@ def _kind_text(output: Array, wanted: Array) -> str:
     return f"in kind (element {at} is {np.ravel(output)[at]} for {np.ravel(wanted)[at]})"
 
 
-def _specs(graph: onnx.GraphProto, inputs: Mapping[str, Sequence[int]], bundle: Bundle) -> list[InputSpec]:
+def _specs(graph: onnx.GraphProto, inputs: Mapping[str, Sequence[int]], bundle: Bundle) -> list[references.InputSpec]:
     """Of the inputs that are no constants. Raises FractuneError for an input that is no tensor of numbers."""
     shapes, constants = shapes_in(inputs), constants_in(inputs)
     held = {each["name"]: each["shape"] for each in bundle.manifest["inputs"]}
@@ -426,12 +426,14 @@ def _specs(graph: onnx.GraphProto, inputs: Mapping[str, Sequence[int]], bundle: 
         if dtype.name != "bfloat16" and dtype.kind not in _KINDS:
             raise FractuneError(f"input '{value.name}' is no tensor of numbers")
         own = [dim.dim_value or 1 for dim in tensor.shape.dim]
-        found.append(InputSpec(value.name, dtype.name, tuple(shapes.get(value.name) or held.get(value.name, own))))
+        found.append(
+            references.InputSpec(value.name, dtype.name, tuple(shapes.get(value.name) or held.get(value.name, own)))
+        )
     return found
 
 
-def _constants(graph: onnx.GraphProto, inputs: Mapping[str, Sequence[int]]) -> dict[str, Array]:
-    shapes, made = shapes_in(inputs), dict[str, Array]()
+def _constants(graph: onnx.GraphProto, inputs: Mapping[str, Sequence[int]]) -> dict[str, references.Array]:
+    shapes, made = shapes_in(inputs), dict[str, references.Array]()
     for value in inputs_of(graph):
         text = constants_in(inputs).get(value.name)
         if text is None:

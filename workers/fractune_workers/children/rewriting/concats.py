@@ -20,29 +20,19 @@ import tvm
 from tvm import relax, topi
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
-from fractune_workers.children.rewriting.expressions import (
-    OPAQUE,
-    bindings_of,
-    bits_of,
-    has_fixed_shapes,
-    legalized_by_tvm,
-    operator_of,
-    relax_functions,
-    rewritten,
-    shape_of,
-)
+from fractune_workers.children.rewriting import expressions
 
 _CACHES = "fractune.caches"
 """Attribute of `main`: JSON of its caches"""
 _PARTS = 2
 _APPENDS = "fractune.appends"
 _UNUSED, _TOKEN = "fractune.unused_rows", "fractune.token"
-APPENDS = {_APPENDS: 1, **OPAQUE}
+APPENDS = {_APPENDS: 1, **expressions.OPAQUE}
 """Attributes of a kernel. Its operands are new rows (batch, tokens, heads * width), the first places that they get
 (batch), and a cache before (batch, heads, rows, width). The cache behind has the same shape."""
-COUNTS_UNUSED = {_UNUSED: 1, **OPAQUE}
+COUNTS_UNUSED = {_UNUSED: 1, **expressions.OPAQUE}
 """Attributes of a kernel that gives the number of rows before those in use (int64, one element): 0 in `main`"""
-TELLS_TOKEN = {_TOKEN: 1, **OPAQUE}
+TELLS_TOKEN = {_TOKEN: 1, **expressions.OPAQUE}
 """Attributes of a kernel that gives the number of the last token of a call (int64, one element)"""
 _ROWS_AXIS = 2
 _APPENDED = 3
@@ -71,7 +61,7 @@ def with_caches(mod: tvm.IRModule) -> tvm.IRModule:
     changed.update_func(mod.get_global_var("main"), main.without_attr(_CACHES))
     if not found:
         return changed
-    appender = _Appender(changed, [call for call, _ in found if operator_of(call) == "concat"])
+    appender = _Appender(changed, [call for call, _ in found if expressions.operator_of(call) == "concat"])
     appended = appender.visit_expr(changed["main"])
     text = json.dumps([vars(cache) for _, cache in found])
     appender.builder_.update_func(changed.get_global_var("main"), appended.with_attr(_CACHES, text))
@@ -82,25 +72,39 @@ def _found(main: Any) -> Iterator[tuple[Any, Cache]]:
     """The concatenations that are caches: nothing else reads their inputs."""
     facts = _Facts(main)
     for var, value in facts.values.items():
-        if operator_of(value) != "concat" or var not in facts.places or not has_fixed_shapes(value):
+        if (
+            expressions.operator_of(value) != "concat"
+            or var not in facts.places
+            or not expressions.has_fixed_shapes(value)
+        ):
             continue
         fields = facts.values.get(value.args[0], value.args[0]).fields
         if len(fields) == _PARTS and fields[0] in facts.own:
-            yield value, Cache(facts.own[fields[0]], facts.places[var], int(value.attrs.axis) % len(shape_of(value)))
+            yield (
+                value,
+                Cache(
+                    facts.own[fields[0]], facts.places[var], int(value.attrs.axis) % len(expressions.shape_of(value))
+                ),
+            )
 
 
 def _appended(mod: tvm.IRModule, main: Any) -> Iterator[tuple[Any, Cache]]:
     """The calls of kernels that append at some place. A module may come from a file, so shapes are checked."""
     facts = _Facts(main)
     for var, value in facts.values.items():
-        if operator_of(value) != "call_tir" or _APPENDS not in (mod[value.args[0]].attrs or {}):
+        if expressions.operator_of(value) != "call_tir" or _APPENDS not in (mod[value.args[0]].attrs or {}):
             continue
         operands = list(getattr(value.args[1], "fields", ()))
         if len(operands) != _APPENDED or var not in facts.places or operands[2] not in facts.own:
             continue
-        new, start, past = map(shape_of, operands)
+        new, start, past = map(expressions.shape_of, operands)
         fits = len(past) == 4 and new[::2] == (past[0], past[1] * past[3]) and start == past[:1] and new[1] <= past[2]
-        if fits and len(new) == _APPENDED and shape_of(value) == past and str(operands[1].ty.dtype) == "int32":
+        if (
+            fits
+            and len(new) == _APPENDED
+            and expressions.shape_of(value) == past
+            and str(operands[1].ty.dtype) == "int32"
+        ):
             yield value, Cache(facts.own[operands[2]], facts.places[var], _ROWS_AXIS)
 
 
@@ -117,11 +121,11 @@ def tells_token(function: Any) -> bool:
 def new_rows(mod: tvm.IRModule) -> int:
     """The rows that a call appends to each cache: its tokens. 0 without caches, and where these differ."""
     main = mod["main"]
-    values = {binding.var: binding.value for binding in bindings_of(main)}
+    values = {binding.var: binding.value for binding in expressions.bindings_of(main)}
     outputs, found = outputs_of(main), set[int]()
     for cache in caches_of(mod):
         call = values[_source(outputs[cache.output], values)]
-        first, second, *places = map(shape_of, call.args[1].fields)
+        first, second, *places = map(expressions.shape_of, call.args[1].fields)
         found.add(first[1] if places else second[cache.axis])
     return found.pop() if len(found) == 1 else 0
 
@@ -130,7 +134,7 @@ class _Facts:
     """Of `main`: its values by variable, the places of its outputs, and those of inputs that are read once."""
 
     def __init__(self, main: Any) -> None:
-        self.values = {binding.var: binding.value for binding in bindings_of(main)}
+        self.values = {binding.var: binding.value for binding in expressions.bindings_of(main)}
         self.places = {_source(each, self.values): at for at, each in enumerate(outputs_of(main))}
         uses = _Uses()
         for value in [*self.values.values(), main.body.body]:
@@ -140,7 +144,7 @@ class _Facts:
 
 def outputs_of(function: Any) -> list[Any]:
     """What a function returns: the fields of a tuple, or one value."""
-    values = {binding.var: binding.value for binding in bindings_of(function)}
+    values = {binding.var: binding.value for binding in expressions.bindings_of(function)}
     result = function.body.body
     while result in values and isinstance(values[result], relax.Var | relax.Tuple):
         result = values[result]
@@ -179,7 +183,7 @@ class _Appender(PyExprMutator):
         if not any(op.same_as(each) for each in self._calls):
             return call
         fields = call.args[0] if isinstance(call.args[0], relax.Tuple) else self.builder_.lookup_binding(call.args[0])
-        hint = {"primfunc_name_hint": "cache", "primfunc_attrs": OPAQUE}
+        hint = {"primfunc_name_hint": "cache", "primfunc_attrs": expressions.OPAQUE}
         return self.builder_.call_te(topi.concatenate, list(fields.fields), int(call.attrs.axis), **hint)
 
 
@@ -191,7 +195,7 @@ _ALIGNMENT_BITS = 64 * 8
 
 def kept(builder: relax.BlockBuilder, call: Any) -> Any:
     """Legalize `relax.concat`; a call whose parts are aligned slices of its result stays unchanged."""
-    return call if _has_slices(call) else legalized_by_tvm(builder, call)
+    return call if _has_slices(call) else expressions.legalized_by_tvm(builder, call)
 
 
 def settled(mod: tvm.IRModule) -> tvm.IRModule:
@@ -200,8 +204,8 @@ def settled(mod: tvm.IRModule) -> tvm.IRModule:
     An operator of the same block must compute each part; the part may have another shape since. Inputs and weights have
     places already. A part belongs to one result only.
     """
-    in_place = set[Any]().union(*map(_in_place, relax_functions(mod).values()))
-    return rewritten(mod, _Settler(mod.clone(), in_place))
+    in_place = set[Any]().union(*map(_in_place, expressions.relax_functions(mod).values()))
+    return expressions.rewritten(mod, _Settler(mod.clone(), in_place))
 
 
 def _in_place(function: Any) -> set[Any]:
@@ -212,7 +216,7 @@ def _in_place(function: Any) -> set[Any]:
         """by variable: the one of the operator that computed it, before it was seen in another shape"""
         for binding in block.bindings:
             var, value = binding.var, binding.value
-            name = operator_of(value)
+            name = expressions.operator_of(value)
             if name in ("call_tir", _CONCAT) and isinstance(value.ty, relax.TensorType):
                 computed[var] = var
             elif name == "reshape" and value.args[0] in computed:
@@ -228,11 +232,13 @@ def _in_place(function: Any) -> set[Any]:
 
 def _has_slices(call: Any) -> bool:
     parts = call.args[0]
-    if not isinstance(parts, relax.Tuple) or not has_fixed_shapes(call):
+    if not isinstance(parts, relax.Tuple) or not expressions.has_fixed_shapes(call):
         return False
-    shape = shape_of(call)
+    shape = expressions.shape_of(call)
     axis = int(call.attrs.axis) % len(shape)
-    return prod(shape[:axis]) == 1 and all(bits_of(part) % _ALIGNMENT_BITS == 0 for part in parts.fields[:-1])
+    return prod(shape[:axis]) == 1 and all(
+        expressions.bits_of(part) % _ALIGNMENT_BITS == 0 for part in parts.fields[:-1]
+    )
 
 
 @mutator
@@ -243,5 +249,5 @@ class _Settler(PyExprMutator):
 
     def visit_call_(self, call: Any) -> Any:
         visited = super().visit_call_(call)
-        needs_kernel = operator_of(call) == _CONCAT and call not in self._in_place
-        return legalized_by_tvm(self.builder_, visited) if needs_kernel else visited
+        needs_kernel = expressions.operator_of(call) == _CONCAT and call not in self._in_place
+        return expressions.legalized_by_tvm(self.builder_, visited) if needs_kernel else visited

@@ -13,21 +13,15 @@ from tvm import relax
 
 from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
+from fractune_workers.children.recurrent import recurrence
 from fractune_workers.children.recurrent.kernel import recurrence_kernel
 from fractune_workers.children.recurrent.packing import Tiling
-from fractune_workers.children.recurrent.recurrence import (
-    ACTIVATIONS,
-    GRU,
-    LSTM,
-    MASK,
-    MASKED,
-    RNN,
-    Activation,
-    Recurrence,
-    split,
-)
 
-_DEFAULT_ACTIVATIONS = {LSTM: ("sigmoid", "tanh", "tanh"), GRU: ("sigmoid", "tanh"), RNN: ("tanh",)}
+_DEFAULT_ACTIVATIONS = {
+    recurrence.LSTM: ("sigmoid", "tanh", "tanh"),
+    recurrence.GRU: ("sigmoid", "tanh"),
+    recurrence.RNN: ("tanh",),
+}
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 _COMPUTED_TYPES = ("float32", "float64")
 X, W, R, B, _LENGTHS, _H, _C, _P = range(8)
@@ -57,7 +51,7 @@ def operands_of(
 
     Raises BadModel for an input of another type than X, but for weights that are whole numbers.
     """
-    known = range(len(_NAMES) if node.proto.domain == MASKED else MASK)
+    known = range(len(_NAMES) if node.proto.domain == recurrence.MASKED else recurrence.MASK)
     for at in known:
         if not (whole_weights and at in (W, R)):
             _check_type(node, at)
@@ -65,20 +59,20 @@ def operands_of(
 
 
 def _check_type(node: OnnxNode, at: int) -> None:
-    value, expected = node.optional(at), {_LENGTHS: "int32", MASK: "bool"}.get(at) or dtype_of(node.input(X))
+    value, expected = node.optional(at), {_LENGTHS: "int32", recurrence.MASK: "bool"}.get(at) or dtype_of(node.input(X))
     if value is not None and dtype_of(value) != expected:
         raise node.refused(f"its input {_NAMES[at]} has {dtype_of(value)}, and {expected} is expected; export it again")
 
 
 def _operand(node: OnnxNode, at: int, *, widened: bool) -> relax.Expr | None:
     value = node.optional(at)
-    if value is None or not widened or at in (_LENGTHS, MASK):
+    if value is None or not widened or at in (_LENGTHS, recurrence.MASK):
         return value
     numbers = node.constant(at)
     return node.emit(relax.op.astype(value, "float32")) if numbers is None else relax.const(numbers.astype("float32"))
 
 
-def recurrence_of(cell: str, node: OnnxNode, operands: Mapping[int, relax.Expr | None]) -> Recurrence:
+def recurrence_of(cell: str, node: OnnxNode, operands: Mapping[int, relax.Expr | None]) -> recurrence.Recurrence:
     """What the node computes. Raises BadModel for attributes and shapes that do not fit."""
     attributes = node.attributes
     direction = text_of(attributes.get("direction", "forward"))
@@ -98,7 +92,7 @@ def recurrence_of(cell: str, node: OnnxNode, operands: Mapping[int, relax.Expr |
         raise node.refused(f"it has {steps} steps of {batch} rows and {units} units; each must be at least 1")
     if int(attributes.get("hidden_size", units)) != units:
         raise node.refused(f"its attribute 'hidden_size' is {attributes['hidden_size']}, and R has {units} units")
-    of = Recurrence(
+    of = recurrence.Recurrence(
         cell=cell,
         steps=steps,
         batch=batch,
@@ -107,11 +101,11 @@ def recurrence_of(cell: str, node: OnnxNode, operands: Mapping[int, relax.Expr |
         activations=_activations(cell, node, len(backwards)),
         dtype="float64" if dtype_of(data) == "float64" else "float32",
         clip=_clip(node),
-        couples_forget=cell == LSTM and bool(attributes.get("input_forget", 0)),
-        resets_product=cell == GRU and bool(attributes.get("linear_before_reset", 0)),
+        couples_forget=cell == recurrence.LSTM and bool(attributes.get("input_forget", 0)),
+        resets_product=cell == recurrence.GRU and bool(attributes.get("linear_before_reset", 0)),
         has_lengths=operands[_LENGTHS] is not None and not _is_full(node, steps),
-        has_mask=operands[MASK] is not None,
-        has_peepholes=cell == LSTM and operands[_P] is not None,
+        has_mask=operands[recurrence.MASK] is not None,
+        has_peepholes=cell == recurrence.LSTM and operands[_P] is not None,
         batch_first=bool(layout),
     )
     _check_shapes(node, of, operands)
@@ -132,29 +126,30 @@ def _is_full(node: OnnxNode, steps: int) -> bool:
     return lengths is not None and bool((lengths == steps).all())
 
 
-def _activations(cell: str, node: OnnxNode, directions: int) -> tuple[tuple[Activation, ...], ...]:
+def _activations(cell: str, node: OnnxNode, directions: int) -> tuple[tuple[recurrence.Activation, ...], ...]:
     """By direction. A function takes as many of the parameters in the attributes as it has."""
     defaults = _DEFAULT_ACTIVATIONS[cell]
     each = len(defaults)
     names = [text_of(name) for name in node.attributes.get("activations", ())] or defaults * directions
     if len(names) != each * directions:
         raise node.refused(f"its attribute 'activations' has {len(names)} functions; write {each} for each direction")
-    unknown = next((name for name in names if name.lower() not in ACTIVATIONS), None)
+    unknown = next((name for name in names if name.lower() not in recurrence.ACTIVATIONS), None)
     if unknown is not None:
         raise node.refused(
-            f"its attribute 'activations' has '{unknown}', which is unknown; write one of {', '.join(ACTIVATIONS)}"
+            f"its attribute 'activations' has '{unknown}', which is unknown; "
+            f"write one of {', '.join(recurrence.ACTIVATIONS)}"
         )
     alphas, betas = (iter(_numbers(node, f"activation_{name}")) for name in ("alpha", "beta"))
     made = [_activation(node, name.lower(), alphas, betas) for name in names]
     return tuple(tuple(made[at : at + each]) for at in range(0, len(made), each))
 
 
-def _activation(node: OnnxNode, name: str, alphas: Iterator[float], betas: Iterator[float]) -> Activation:
-    defaults = zip((alphas, betas), ACTIVATIONS[name].defaults, strict=False)
+def _activation(node: OnnxNode, name: str, alphas: Iterator[float], betas: Iterator[float]) -> recurrence.Activation:
+    defaults = zip((alphas, betas), recurrence.ACTIVATIONS[name].defaults, strict=False)
     parameters = [number for given, default in defaults if (number := next(given, default)) is not None]
-    if len(parameters) < len(ACTIVATIONS[name].defaults):
+    if len(parameters) < len(recurrence.ACTIVATIONS[name].defaults):
         raise node.refused(f"its activation '{name}' needs a number in 'activation_alpha' and in 'activation_beta'")
-    return Activation(name, *parameters)
+    return recurrence.Activation(name, *parameters)
 
 
 def _numbers(node: OnnxNode, name: str) -> list[float]:
@@ -162,7 +157,7 @@ def _numbers(node: OnnxNode, name: str) -> list[float]:
     return [float(number) for number in (given if isinstance(given, tuple) else (given,))]
 
 
-def _check_shapes(node: OnnxNode, of: Recurrence, operands: Mapping[int, relax.Expr | None]) -> None:
+def _check_shapes(node: OnnxNode, of: recurrence.Recurrence, operands: Mapping[int, relax.Expr | None]) -> None:
     gates = of.gates * of.units
     expected = {
         W: (of.directions, gates, shape_of(node.input(X))[2]),
@@ -172,7 +167,7 @@ def _check_shapes(node: OnnxNode, of: Recurrence, operands: Mapping[int, relax.E
         _H: of.states,
         _C: of.states,
         _P: (of.directions, 3 * of.units),
-        MASK: of.outer(of.steps, of.batch),
+        recurrence.MASK: of.outer(of.steps, of.batch),
     }
     node.input(W)
     for at, shape in expected.items():
@@ -183,7 +178,7 @@ def _check_shapes(node: OnnxNode, of: Recurrence, operands: Mapping[int, relax.E
 
 def outputs_of(
     node: OnnxNode,
-    of: Recurrence,
+    of: recurrence.Recurrence,
     operands: Mapping[int, relax.Expr | None],
     begin: Sequence[relax.Expr],
     *,
@@ -205,7 +200,7 @@ def outputs_of(
     if of.has_lengths:
         arguments.append(node.emit(relax.op.astype(operands[_LENGTHS], "int32")))
     if of.has_mask:
-        arguments.append(node.emit(relax.op.astype(operands[MASK], "int8")))
+        arguments.append(node.emit(relax.op.astype(operands[recurrence.MASK], "int8")))
     made = [of.outputs, of.states, *([of.states] if of.has_cell_state else [])]
     kernel = node.builder.add_func(recurrence_kernel(of, Tiling()), of.cell.lower())
     call = relax.call_tir(kernel, arguments, [relax.TensorType(shape, of.dtype) for shape in made])
@@ -213,7 +208,9 @@ def outputs_of(
     return [node.emit(relax.TupleGetItem(results, at)) for at in range(len(made))]
 
 
-def _projected(node: OnnxNode, of: Recurrence, operands: Mapping[int, relax.Expr | None], bias: Any) -> relax.Expr:
+def _projected(
+    node: OnnxNode, of: recurrence.Recurrence, operands: Mapping[int, relax.Expr | None], bias: Any
+) -> relax.Expr:
     """The inputs' products with their weights for all steps, with the bias."""
     data, weights = operands[X], operands[W]
     *outer, inputs = shape_of(data)
@@ -231,11 +228,11 @@ def _projected(node: OnnxNode, of: Recurrence, operands: Mapping[int, relax.Expr
     return node.emit(relax.op.reshape(product, of.projected))
 
 
-def _recurrent_weights(node: OnnxNode, of: Recurrence, weights: Any) -> list[relax.Expr]:
+def _recurrent_weights(node: OnnxNode, of: recurrence.Recurrence, weights: Any) -> list[relax.Expr]:
     """As the kernel reads them (`split`), by phase."""
     numbers = node.constant(R)
     if numbers is not None:
-        return [relax.const(each, of.dtype) for each in split(numbers, of)]
+        return [relax.const(each, of.dtype) for each in recurrence.split(numbers, of)]
     by_gate = node.emit(relax.op.reshape(weights, (of.directions, of.gates, of.units, of.units)))
     made = []
     for gates in of.phases:
@@ -247,7 +244,7 @@ def _recurrent_weights(node: OnnxNode, of: Recurrence, weights: Any) -> list[rel
     return made
 
 
-def biases(node: OnnxNode, of: Recurrence, bias: Any) -> tuple[Any, Any]:
+def biases(node: OnnxNode, of: recurrence.Recurrence, bias: Any) -> tuple[Any, Any]:
     """The bias that is added to the projected inputs (1, D*G*H), and the one inside a GRU's reset (D, H); None each
     where there is none.
     """
@@ -277,5 +274,7 @@ def _slice(node: OnnxNode, value: Any, begin: int, end: int) -> relax.Expr:
 
 
 RECURRENT: Mapping[str, Converter] = {
-    f"{domain}{cell}": partial(_convert, cell) for cell in (LSTM, GRU, RNN) for domain in ("", f"{MASKED}.")
+    f"{domain}{cell}": partial(_convert, cell)
+    for cell in (recurrence.LSTM, recurrence.GRU, recurrence.RNN)
+    for domain in ("", f"{recurrence.MASKED}.")
 }
