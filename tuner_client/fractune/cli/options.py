@@ -294,7 +294,7 @@ def parse_numbers(option: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise BadRequest(f"{option} '{text}': write whole numbers, such as 0,1") from None
+        raise BadRequest(f"{option} '{text}': write whole numbers, such as 1,2") from None
 
 
 def parse_part(option: str, text: str) -> float:

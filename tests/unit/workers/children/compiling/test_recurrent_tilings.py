@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,6 @@ from fractune_core.errors import FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.operators import NO_DECISIONS, implementation_of, text_of
 from fractune_core.records import UNTUNED
-from fractune_workers.children.building import child as building
 from fractune_workers.children.building.child import BuilderChild
 from fractune_workers.children.compiling.child import ingest
 from fractune_workers.children.measuring.child import MeasurerChild, confined
@@ -28,12 +26,10 @@ from fractune_workers.children.recurrent.packing import UNITS, Tiling, pack, unp
 from fractune_workers.children.recurrent.recurrence import Activation, Recurrence
 from fractune_workers.children.recurrent.tilings import recurrence_in, tiling_for, tilings, with_tilings
 from fractune_workers.children.searching.child import SearcherChild
-from fractune_workers.children.tvm_api.compiled import object_of
 from fractune_workers.children.tvm_api.target import default_target, host_cpu, parse_target
 from fractune_workers.children.tvm_api.traces import read_workload
 from tests.support.onnx_models import onnx_model, run_by_onnxruntime
 from tests.support.real_bundle import compile_model
-from tests.support.unoptimized import unoptimized
 
 # TVM's timer calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
@@ -97,8 +93,7 @@ def measurer(case: Case) -> MeasurerChild:
     os.sched_setaffinity(0, whole)  # not only for the tests of this file
     child.begin(builder.learn_workload(case.name, case.operator["workload"], case.ingested["target"]), 7)
     for text in (UNTUNED, *case.proposed(99)):
-        with mock.patch.object(building, "object_of", lambda mod, target: object_of(mod, unoptimized(target))):
-            built = builder.build(case.name, case.ingested["target"], text, 60)
+        built = builder.build(case.name, case.ingested["target"], text, 60)
         assert built["status"] == "ok", built["cause"]
         child.load(text, bytes(built["object"]), implementation_of(text))
     return child
