@@ -88,8 +88,8 @@ IMPORT_ALL = """
 import importlib, pkgutil, sys
 top = sys.argv[1]
 for found in pkgutil.walk_packages(importlib.import_module(top).__path__, top + "."):
-    if found.name.endswith(("triton_kernels.kernels", "triton_kernels.attention.kernel")):
-        continue  # what Triton compiles imports these
+    if found.name.endswith(("triton_kernels.kernels", "triton_kernels.attention.kernel", "features.parts.cutting")):
+        continue  # what Triton compiles imports these, and a process that starts if its packages are there
     if not found.name.endswith("__main__") and found.name.startswith("fractune.dashboard") == (sys.argv[2:] == ["web"]):
         importlib.import_module(found.name)
 """
