@@ -30,7 +30,6 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Share
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.gpu_slots import TURN_S, Claim, GpuSlots, GpuTurns, HeldClaim
-from fractune_workers.measuring import session as measuring_session
 from fractune_workers.roles import Role, measure
 from fractune_workers.roles.measure import Measurer
 from tests.support.hardware.simulated_session import TARGET
@@ -212,7 +211,7 @@ def session(case: Case) -> Iterator[Session]:
         return simulated.entries.hold(real, slots, claim)
 
     with contextlib.ExitStack() as held:
-        held.enter_context(patch.object(measuring_session, "MeasurementSession", simulated.gpu.session))
+        held.enter_context(patch.object(measure, "MeasurementSession", simulated.gpu.session))
         held.enter_context(patch.object(measure, "GpuTurns", partial(GpuTurns, turn_s=case.turn_s)))
         held.enter_context(patch.object(GpuSlots, "hold", hold))
         url = held.enter_context(running_redis())

@@ -24,8 +24,8 @@ from fractune_workers.builder_process import BuiltCandidate
 from fractune_workers.context import WorkerContext
 from fractune_workers.entry import WorkHandler, WorkLoop
 from fractune_workers.locks.core_locks import CoreLocks
-from fractune_workers.measuring import session
 from fractune_workers.measuring.session import Conditions, Outcome
+from fractune_workers.roles import measure
 from fractune_workers.roles.build import Builder
 from fractune_workers.roles.measure import Measurer
 from fractune_workers.roles.tune import Tuner
@@ -105,8 +105,8 @@ def work_of(role: str, number: int) -> tuple[str, Any]:
 def real(url: str, role: str, pieces: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real worker's loop and role do what waits."""
     conditions = Conditions(1.0)
-    monkeypatch.setattr(session, "measure_stable", lambda *given: (given[2](), conditions))
-    monkeypatch.setattr(session, "MeasurementSession", lambda *_: Session())
+    monkeypatch.setattr(measure, "measure_stable", lambda *given: (given[2](), conditions))
+    monkeypatch.setattr(measure, "MeasurementSession", lambda *_: Session())
     with redis.Redis.from_url(url, socket_timeout=None) as connection:
         context = WorkerContext(f"{role}-1", connection, SECRET, CoreLocks(folder / "gate", 8), [0], folder)
         made: Any

@@ -12,7 +12,6 @@ from typing import Any
 
 from fractune_core.operators import DIRECT
 from fractune_workers.children.building import child as building
-from fractune_workers.children.tvm_api import compiled
 from tests.support.samples import WORKLOAD
 
 # By its limit of 1 s, as the kernel's ticks count, which may run ahead.
@@ -65,8 +64,9 @@ def _obey(trace: str, _target: Any) -> bytes:
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
-    vars(building).update(read_trace=lambda text, _workload: SimpleNamespace(mod=text), recurrence_in=lambda _mod: None)
-    vars(compiled).update(ready=lambda mod, _target: mod, object_of=_obey, kernel_digest=lambda _mod: KERNEL)
+    vars(building).update(read_trace=lambda text, _workload: SimpleNamespace(mod=text), ready=lambda mod, _target: mod)
+    vars(building).update(object_of=_obey, kernel_digest=lambda _mod: KERNEL)
+    vars(building).update(recurrence_in=lambda _mod: None)
     child: Any = building.BuilderChild()
     child._workloads[WORKLOAD] = {DIRECT: SimpleNamespace(mod=None)}
     return {"build": child.build, "pid": os.getpid, "learn_workload": lambda **_workload: []}

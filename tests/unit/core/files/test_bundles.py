@@ -338,6 +338,7 @@ def test_another_format_says_what_to_do(number: Any, do: str) -> None:
         ({"device": {"kind": "cpu"}}, "'device' is not an object with kind, isa, units, memory_gib and l2_kib"),
         ({"inputs": {"x": 1}}, "'inputs' is not a list of name, dtype and shape"),
         ({"inputs": [{"name": "x", "dtype": "float32", "shape": [-1]}]}, "'inputs' is not"),
+        ({"outputs": [{"name": "y", "dtype": "float32", "shape": "3"}]}, "'outputs' is not"),
         ({"weights": 3}, "'weights' is not a list"),
         ({"code": {"architecture": "x86_64"}}, "'code' is not"),
         ({"shares": {"cpu:1": {"units": 0}}}, "'shares' is not"),

@@ -27,6 +27,7 @@ from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.locks.gpu_slots import Claim, GpuSlots, HeldClaim
 from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.audit import AUDIT_VARIABLE, Statement
+from fractune_workers.roles import measure
 from fractune_workers.roles.measure import Measurer
 from tests.support.children.poison import FOLDER, PoisonConfinement
 from tests.support.children.poison_child import LAUNCH_S
@@ -188,7 +189,7 @@ OPERATOR = TargetOperator(NAME, "conv2d", TARGET, TARGET)
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> TimedGpu:
     gpu = TimedGpu(rates=Rates(Cores(1), speed=20.0))
-    monkeypatch.setattr(session_module, "MeasurementSession", gpu.session)
+    monkeypatch.setattr(measure, "MeasurementSession", gpu.session)
     return gpu
 
 
