@@ -135,8 +135,11 @@ class Postgres:
         subprocess.run(restore, check=True, input=dump.stdout)
 
     def end_sessions(self, database: str) -> int:
-        """Of all programs; how many there were."""
-        ended = sql.SQL("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = {}")
+        """Of all programs; how many there were. PostgreSQL's own workers, such as autovacuum's, do not count."""
+        ended = sql.SQL(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = {} AND backend_type = 'client backend'"
+        )
         return len(self.execute(ended.format(sql.Literal(database))))
 
     def end_lock_holder(self, database: str) -> None:
