@@ -26,8 +26,15 @@ from fractune_core.shares import Device, GrantedShare, Share
 from fractune_workers.context import ResultTransaction, WorkerContext
 from fractune_workers.gpu.nvml import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.locks.gpu_slots import ALONE, GpuTurns, MeasurementSlot, claim_of
-from fractune_workers.measuring import session
 from fractune_workers.measuring.audit import audit_file
+from fractune_workers.measuring.session import (
+    ATTEMPTS,
+    FIRST_ATTEMPTS,
+    ArtifactBatch,
+    MeasurementSession,
+    measure_stable,
+    measured_record,
+)
 from fractune_workers.measuring.validation import validation
 from fractune_workers.roles import Role
 from fractune_workers.sandboxes import MeasurerLimits
@@ -55,7 +62,7 @@ class Measurer(Role):
         self._bundles_dir = context.scratch_dir / "bundles"
         self._bundles_dir.mkdir(exist_ok=True)
         limits = MeasurerLimits(memory_bytes, readable=[self._bundles_dir], hidden=secret_files)
-        self._session = session.MeasurementSession(share, context.cores, margin, locks, cache, limits)
+        self._session = MeasurementSession(share, context.cores, margin, locks, cache, limits)
         gpu = self._session.gpu_uuid
         self._turns = None if gpu is None else GpuTurns(locks, gpu)
         self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: UNKNOWN_CLOCKS
@@ -123,15 +130,15 @@ class Measurer(Role):
         with self._slot(alone=is_validation) as slot:
             # All tenants see it, so no process of another tenant than the default one may make it up.
             roof = self._higher_roof() if work.tenant == DEFAULT_TENANT or self._session.is_fresh else None
-            attempts = session.FIRST_ATTEMPTS if work.round.validates else session.ATTEMPTS
-            outcomes, conditions = session.measure_stable(self._session, self._clocks, measure, attempts)
+            attempts = FIRST_ATTEMPTS if work.round.validates else ATTEMPTS
+            outcomes, conditions = measure_stable(self._session, self._clocks, measure, attempts)
         self._context.counts.add(REMEASURED, str(self._share), conditions.attempts - 1)
         if outcomes and work.purpose is Kind.TRIAL:
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
             self._best_s[own] = min(fastest_s, self._best_s.get(own, math.inf))
         beside = slot.co_runners, self._context.name
         records = [
-            session.measured_record(self._session, work, item, outcomes.get(item.candidate), conditions, *beside)
+            measured_record(self._session, work, item, outcomes.get(item.candidate), conditions, *beside)
             for item in work.candidates
         ]
         if work.round.validates and is_validation:
@@ -183,7 +190,7 @@ class Measurer(Role):
             return locks.measuring(cores)
         return locks.measuring_on(self._turns, ALONE if alone else claim_of(self._granted), cores)
 
-    def _batch(self, work: messages.MeasureWork) -> session.ArtifactBatch:
+    def _batch(self, work: messages.MeasureWork) -> ArtifactBatch:
         """The artifacts that were built, their signatures checked. Raises NotFound or Unsigned."""
         codes = {
             item.candidate: self._context.signed_blob(artifact_blob(work.round.id, item.candidate))
@@ -192,7 +199,7 @@ class Measurer(Role):
         }
         traces = {item.candidate: item.trace for item in work.candidates}
         of = work.round.operator.workload_hash
-        return session.ArtifactBatch.of(of, work.args_info, codes, traces, work.round.repeat_ms)
+        return ArtifactBatch.of(of, work.args_info, codes, traces, work.round.repeat_ms)
 
     def _time_model(self, work: messages.TimeModelWork) -> None:
         transaction = self._context.transaction(work)

@@ -33,7 +33,15 @@ from fractune_workers.children.building.triton_archive import build_triton_archi
 from fractune_workers.children.recurrent.packing import Tiling
 from fractune_workers.children.recurrent.tilings import arguments_of, kernel_module, recurrence_in, runs, tiling_for
 from fractune_workers.children.triton_kernels.compiler import load_triton
-from fractune_workers.children.tvm_api import compiled
+from fractune_workers.children.tvm_api.compiled import (
+    anchor_object,
+    build_assembly,
+    build_object,
+    kernel_digest,
+    loop_object,
+    object_of,
+    ready,
+)
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
 from fractune_workers.children.tvm_api.dot_intrinsics import register_named
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics, prepare_tensor_cores
@@ -169,8 +177,8 @@ def host_facts(target: str) -> dict[str, Any]:
         "architecture": architecture(host),
         "features": [] if of_gpu else needed_features(host),
         "tvm": tvm.__version__,
-        "anchor": b"" if of_gpu else compiled.anchor_object(parsed),
-        "loop": b"" if of_gpu else compiled.loop_object(parsed),
+        "anchor": b"" if of_gpu else anchor_object(parsed),
+        "loop": b"" if of_gpu else loop_object(parsed),
     }
 
 
@@ -187,11 +195,11 @@ class _Recipe:
 
 def _cpu_recipe(scheduled: Callable[[], tvm.IRModule], target: tvm.target.Target) -> _Recipe:
     def text() -> bytes:
-        return _readable(scheduled().script(), compiled.build_assembly(scheduled(), target))
+        return _readable(scheduled().script(), build_assembly(scheduled(), target))
 
     def build() -> tuple[bytes, str]:
-        mod = compiled.ready(scheduled(), target)
-        return compiled.object_of(mod, target), compiled.kernel_digest(mod)
+        mod = ready(scheduled(), target)
+        return object_of(mod, target), kernel_digest(mod)
 
     return _Recipe(build, {}, text)
 
@@ -307,7 +315,7 @@ def _warm_up() -> None:
     empty = te.placeholder((8,), name="empty")
     fill = te.compute((8,), lambda i: empty[i] + 1.0, name="fill")
     target = default_target(1)
-    compiled.build_object(tvm.IRModule({"main": te.create_prim_func([empty, fill])}), target)
+    build_object(tvm.IRModule({"main": te.create_prim_func([empty, fill])}), target)
     load_intrinsics(target)
 
 
