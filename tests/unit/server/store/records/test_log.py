@@ -256,6 +256,11 @@ def test_validations_of_a_scope_are_found_without_those_of_others(store: Store, 
     assert "ix_records_lookup (workload_hash=? AND kind=? AND namespace=?)" in plan
 
 
+def test_the_records_of_a_scope_are_counted_from_where_they_were_counted_last(store: Store, plans: list[str]) -> None:
+    store.log.count(RecordFilter())
+    assert any("ix_records_newest (namespace=? AND seq>? AND seq<?)" in plan for plan in plans)
+
+
 def test_what_other_operators_of_a_scope_know_is_found_without_other_scopes(store: Store, plans: list[str]) -> None:
     store.log.donors(OF_ALL, "conv")
     (plan,) = plans
