@@ -22,6 +22,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import DEVICE, granted, job_script, record
 from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.processes.cli_process import await_event, run_fractune, start_fractune, stopped_at_end, write_model
+from tests.support.processes.redis_process import wait_until
 from tests.support.processes.scripted_server import ScriptedServer, serving
 from tests.unit.client.dashboard.conftest import serving_pages
 
@@ -256,9 +257,12 @@ def test_the_first_screen_of_a_job_says_how_fast_it_is_and_where_the_time_goes(b
             page.get_by_role("region", name="How fast").locator("tr").last,
             page.get_by_role("img", name="cpu:2: ").first,
         ]
-        ends = [box["y"] + box["height"] for each in shown if (box := each.bounding_box())]
-        assert len(ends) == len(shown)
-        assert max(ends) < 760
+
+        def ends() -> list[float]:
+            return [box["y"] + box["height"] for each in shown if (box := each.bounding_box())]
+
+        # An element has no box while the page puts a newer one in its place.
+        wait_until(lambda: len(found := ends()) == len(shown) and max(found) < 760)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
