@@ -111,9 +111,13 @@ _HEAD_BYTES = 1 << 16
 
 
 def is_model_script(path: Path) -> bool:
-    """Whether the model file is Python code, by its name or its beginning; False if it cannot be read."""
+    """Whether the model file is Python code, by its name or its beginning; False if it cannot be read. A pipe is not
+    opened: its writer may never come.
+    """
     if path.suffix == _SUFFIX:
         return True
+    if not path.is_file():
+        return False
     with contextlib.suppress(OSError), path.open("rb") as file:
         return is_script(file.read(_HEAD_BYTES))
     return False

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from onnx import TensorProto, helper
 import fractune
 from fractune.cli import main
 from fractune.errors import BadModel, FractuneError
-from fractune.models.source import model_file
+from fractune.models.source import is_model_script, model_file
 from fractune_core.files.model_files import SCRIPT_REFUSED
 from tests.support.client_samples import bundle_bytes
 from tests.support.paths import REPOSITORY
@@ -29,6 +30,19 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
     for given in (path, str(path)):
         with model_file(given) as found:
             assert found == path
+
+
+def test_a_pipe_is_no_model_and_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(pipe := tmp_path / "m.onnx")
+    both_ends = os.open(pipe, os.O_RDWR)  # who opens it nevertheless finds a script
+    try:
+        os.write(both_ends, IMPORTS.encode().ljust(1 << 16))
+        assert not is_model_script(pipe)
+        for command in (["inspect", str(pipe)], ["tune", str(pipe), "--shares", "cpu:1"]):
+            assert main(command) == 3
+            assert only_line(capsys.readouterr().err).endswith("m.onnx: no such model file")
+    finally:
+        os.close(both_ends)
 
 
 def test_an_onnx_model_becomes_a_file_while_it_is_needed(tmp_path: Path) -> None:
