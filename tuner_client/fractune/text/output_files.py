@@ -109,8 +109,8 @@ def new_bundle(
     default = f"{Path(model_name).stem}{SUFFIX}"
     path = Path(default if out is None else out).absolute()
     if path.suffix != SUFFIX:
-        raise BadRequest(
-            f"--out {out}: this is not the name of a bundle; write a file such as {Path(out or '') / default}"
-        )
+        given = Path(out or "")
+        other = given.with_suffix(SUFFIX) if given.suffix and not given.is_dir() else given / default
+        raise BadRequest(f"--out {out}: this is not the name of a bundle; write a file such as {other}")
     check_writable("--out", path)
     return NewBundle(path, force, frozenset(runtimes))

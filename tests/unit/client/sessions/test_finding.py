@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,12 +155,20 @@ def test_out_is_a_file(out: str | None, written: str) -> None:
     assert new_bundle(out, "net.onnx", force=False).path == Path(written).absolute()
 
 
-@pytest.mark.parametrize("out", ["x.onnx", "x.pt2", "a/net.json", "x.fused", "served.bin", "", ".", "folder"])
-def test_another_ending_is_refused_with_a_name_to_write(out: str, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(
-        BadRequest, match=r"^--out .*: this is not the name of a bundle; write a file such as .*net\.fractune$"
-    ):
+@pytest.mark.parametrize(
+    ("out", "written"),
+    [
+        *((name, "x.fractune") for name in ("x.onnx", "x.pt2", "x.fused", "x.bin")),
+        ("a/net.json", "a/net.fractune"),
+        *((name, f"{name}/net.fractune") for name in ("folder", "folder.d", "none")),
+        ("", "net.fractune"),
+    ],
+)
+def test_another_ending_is_refused_with_a_name_to_write(out: str, written: str, tmp_path: Path) -> None:
+    for name in ("folder", "folder.d"):
+        (tmp_path / name).mkdir()
+    message = f"--out {tmp_path / out}: this is not the name of a bundle; write a file such as {tmp_path / written}"
+    with pytest.raises(BadRequest, match=f"^{re.escape(message)}$"):
         new_bundle(tmp_path / out, "net.onnx", force=False)
 
 
