@@ -44,7 +44,7 @@ class SealedFile:
     """the command that makes one"""
 
     def __init__(self, source: Path | bytes, check_signature: CheckSignature | None = None) -> None:
-        self.name = source.name if isinstance(source, Path) else self.KIND
+        self.name = source.name or str(source) if isinstance(source, Path) else self.KIND
         self._archive = self._opened(source)
         try:
             self.manifest_bytes = self._small(MANIFEST, MOST_MANIFEST_BYTES)

@@ -411,6 +411,8 @@ def test_no_file_a_folder_and_a_pipe(tmp_path: Path) -> None:
         Bundle(tmp_path / "none.fractune")
     with pytest.raises(BadBundle, match="this is a folder; name the bundle file in it"):
         Bundle(tmp_path)
+    with pytest.raises(BadBundle, match=r"^\.: this is a folder"):
+        Bundle(Path())
     os.mkfifo(tmp_path / "pipe.fractune")
     with pytest.raises(BadBundle, match="it is a pipe, and not a file"):
         Bundle(tmp_path / "pipe.fractune")
