@@ -125,7 +125,7 @@ def _run_all(args: Sequence[str]) -> int:
 def _parse(command: Any, line: Line) -> int:
     name, *options = line.args
     with contextlib.suppress(typer.Exit):  # after --help
-        _check_options(command.commands[name].make_context(name, options).params, line.args)
+        _check_options(command.commands[name].make_context(f"fractune {name}", options).params, line.args)
     return 0
 
 

@@ -78,7 +78,10 @@ def test_a_model_that_is_not_there_is_named_before_the_first_is_tuned(tmp_path: 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
-    [("trails = 4", "No such option: --trails"), ("minutes = 'many'", "'many' is not a number")],
+    [
+        ("trails = 4", "No such option: --trails"),
+        ("minutes = 'many'", "'many' is not a number. Try 'fractune tune --help'."),
+    ],
 )
 def test_a_wrong_option_of_a_model_is_named_before_the_first_is_tuned(
     tmp_path: Path, server: ScriptedServer, capsys: pytest.CaptureFixture[str], wrong: str, says: str
