@@ -69,8 +69,10 @@ class Guard:
         await (refusal or self._app)(scope, receive, guarded)
 
     def _refusal(self, headers: Headers) -> PlainTextResponse | None:
-        if self._options.is_loopback and not is_loopback(_PORT.sub("", headers.get("host", ""))):
-            return PlainTextResponse("this page is for this machine alone; open it as http://127.0.0.1\n", 421)
+        host = headers.get("host", "")
+        if self._options.is_loopback and not is_loopback(_PORT.sub("", host)):
+            port = "".join(_PORT.findall(host))
+            return PlainTextResponse(f"this page is for this machine alone; open it as http://127.0.0.1{port}/\n", 421)
         if self._options.token and not _has_token(headers.get("authorization", ""), self._options.token):
             asks = {"WWW-Authenticate": 'Basic realm="fractune"'}
             return PlainTextResponse("a token is needed: give it as the password\n", 401, headers=asks)

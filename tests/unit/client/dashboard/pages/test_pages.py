@@ -199,6 +199,8 @@ def test_a_stranger_gets_nothing(server: ScriptedServer) -> None:
 def test_a_page_of_another_site_cannot_read_a_page_of_this_machine(pages: Pages) -> None:
     assert pages.ask("GET", "/", host="evil.example").status == 421
     assert pages.ask("GET", "/", host="127.0.0.1.evil.example").status == 421
+    refusal = "this page is for this machine alone; open it as http://127.0.0.1:99/\n"
+    assert pages.ask("GET", "/", host="evil.example:99").text == refusal
     assert pages.ask("GET", "/", host="").status == 421
     for own in ("localhost:99", "localhost:", "LOCALHOST", "127.0.0.2:80", "[::1]", "[::1]:80"):
         assert pages.ask("GET", "/", host=own).status == 200
