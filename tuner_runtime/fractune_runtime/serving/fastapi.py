@@ -10,7 +10,7 @@ with serving.needing("fastapi uvicorn prometheus-client"):
     from fastapi import FastAPI, Request, Response
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-app = FastAPI()
+app = FastAPI(openapi_url=None)  # its pages of documentation load scripts from elsewhere
 app.add_middleware(serving.BodyLimit)
 app.add_middleware(serving.Protocol)
 
