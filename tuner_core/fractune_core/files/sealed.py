@@ -89,7 +89,7 @@ class SealedFile:
 
     def _wrong_kind(self, error: Exception) -> BadBundle:
         if self.name.endswith(".onnx"):
-            remedy = f"`fractune tune {self.name}` makes a bundle of it"
+            remedy = f"`{self.MADE_BY.replace('MODEL', self.name)}` makes a {self.KIND} of it"
             return BadBundle(f"{self.name}: a model is not a {self.KIND}; {remedy}")
         return BadBundle(f"{self.name}: not a fractune {self.KIND}, or torn: {error}; make it again")
 

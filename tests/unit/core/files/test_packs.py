@@ -59,9 +59,14 @@ def test_a_signature_leaves_the_name_of_a_pack_as_it_is() -> None:
     assert Pack(packed(manifest=replace(MANIFEST, model="other.onnx"))).digest != Pack(packed()).digest
 
 
-def test_a_bundle_is_not_a_pack() -> None:
+def test_neither_a_bundle_nor_a_model_is_a_pack(tmp_path: Path) -> None:
     with pytest.raises(BadBundle, match="its format is 3, and this fractune reads 'pack 1'; make the pack again"):
         Pack(bundle_bytes())
+    (model := tmp_path / "m.onnx").write_bytes(b"a model")
+    with pytest.raises(
+        BadBundle, match=r"^m\.onnx: a model is not a pack; `fractune pack m\.onnx` makes a pack of it$"
+    ):
+        Pack(model)
 
 
 @pytest.mark.parametrize(
