@@ -14,7 +14,7 @@ with serving.needing("'ray[serve]' prometheus-client"):
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
     from ray import serve
 
-app = FastAPI()
+app = FastAPI(openapi_url=None)  # its pages of documentation load scripts from elsewhere
 app.add_middleware(serving.BodyLimit)
 app.add_middleware(serving.Protocol)
 
