@@ -209,6 +209,8 @@ def _searched(model: Path, folder: Path) -> Walk:
     for line in out.read_text(encoding="utf-8").splitlines():
         flags, file_name, function = line.split("\t")
         walk.enter(int(flags), file_name, function)
+    if not walk.files:
+        raise SystemExit("walks: the stack was not traced; another sitecustomize may stand before ours")
     return walk
 
 

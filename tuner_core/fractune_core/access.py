@@ -177,7 +177,7 @@ SERVER_KEEPALIVE = (
 """options of a server: a watcher that is gone frees its place within 28 s; clients may ping as often as above"""
 
 MOST_MESSAGE_BYTES = 4 << 20
-"""of a request; what is larger is sent as a stream of messages"""
+"""of a request; larger ones are sent as a stream of messages"""
 
 _BASE_TRANSFER_S = 60.0
 _LEAST_BYTES_PER_S = 256 << 10

@@ -137,7 +137,7 @@ def read_entries(redis: Any) -> dict[str, bytes]:
 DONE = PREFIX + "done"
 """of the id of work: it has been delivered or taken back, and is not done again"""
 CANCELLED = PREFIX + "cancelled"
-"""of a round, or of a job for work without a round: it is no longer needed"""
+"""of a round, or of a job for work without a round: workers can drop that work"""
 HANDED_BACK = PREFIX + "handed-back"
 """of the id of work: its worker has ended for reasons of its own, no death to hold against the work"""
 

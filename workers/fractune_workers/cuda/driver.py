@@ -275,7 +275,7 @@ def _step(whole: Any) -> int:
 
 
 def _split(driver: CudaDriver, whole: Any, sms: int) -> Any:
-    """One group of at least `sms` SMs; empty when there is no such group."""
+    """One group of at least `sms` SMs; empty if the device cannot give one."""
     try:
         groups, made, _ = driver.call("cuDevSmResourceSplitByCount", 1, whole, 0, sms)
     except DriverFailed as error:

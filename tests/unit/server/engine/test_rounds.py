@@ -62,7 +62,7 @@ OWNER = job("owner", "cpu:1")
     [
         (job("equal", "cpu:1"), True),
         (job("at other shares", "cpu:2"), True),
-        (job("at a share that nobody measures", "cpu:1", "cpu:4"), False),
+        (job("at a share without a measurer", "cpu:1", "cpu:4"), False),
         (job("for another target", "cpu:1", target_key='{"kind":"llvm","mcpu":"other"}'), False),
         (job("on another device", "cpu:1", device=replace(DEVICE, units=8)), False),
         (job("of other implementations", "cpu:1", spec={"exact": True}), False),

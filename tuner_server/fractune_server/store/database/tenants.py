@@ -254,7 +254,7 @@ def check_job(connection: Connection, owner: Owner, quotas: Quotas, spec: JobSpe
 
 
 def _freed(spent: Iterable[tuple[float, float]], lacking: float) -> str:
-    """When so much of what was spent is older than a day."""
+    """When this much of the spending is older than a day."""
     for spent_at, amount in sorted(spent):
         lacking -= amount
         if lacking <= 0:

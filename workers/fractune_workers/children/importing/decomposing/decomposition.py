@@ -224,7 +224,7 @@ def _cast(made: Decomposition) -> None:
     if isinstance(to, bytes):
         kind = text_of(to).upper()
         if kind not in TensorProto.DataType.keys():  # noqa: SIM118  an enumeration, and no mapping
-            raise made.refused(f"to='{text_of(to)}' is no type of ONNX; export it again")
+            raise made.refused(f"to='{text_of(to)}' is not a type of ONNX; export it again")
         to = TensorProto.DataType.Value(kind)
     _renewed(made, to=to)
 
@@ -265,7 +265,7 @@ def _gemm(made: Decomposition) -> None:
 def _norm_of_float_power(made: Decomposition) -> None:
     power = float(made.attribute("p", 2.0))
     if power != int(power):
-        raise made.refused(f"p={power:g} is no whole number; export it with opset 13")
+        raise made.refused(f"p={power:g} is not a whole number; export it with opset 13")
     _renewed(made, p=int(power))
 
 
@@ -367,5 +367,5 @@ OLD_FORMS: Mapping[str, Decompose] = {
     "Upsample": _resize,
     **dict.fromkeys(["Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"], _elementwise),
 }
-"""by name: how the operator of an old opset becomes that of opset 17. Others mean the same in both; what they lost is
-their `consumed_inputs`."""
+"""by name: how the operator of an old opset becomes that of opset 17. Other operators mean the same in both; they only
+lost their `consumed_inputs`."""

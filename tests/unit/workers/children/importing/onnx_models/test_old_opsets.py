@@ -186,8 +186,12 @@ def test_every_operator_that_has_changed_is_listed() -> None:
     ("case", "opset", "words"),
     [
         (("Tile", [SMALL, np.array(2), np.array(1)], {}), 1, r"\(Tile\): its axis is an input, as in opset 1; export"),
-        (("GlobalLpPool", [X], {"p": 1.5}), 1, r"\(GlobalLpPool\): p=1.5 is no whole number; export it with opset 13"),
-        (("Cast", [X], {"to": "REAL"}), 1, r"\(Cast\): to='REAL' is no type of ONNX; export it again"),
+        (
+            ("GlobalLpPool", [X], {"p": 1.5}),
+            1,
+            r"\(GlobalLpPool\): p=1.5 is not a whole number; export it with opset 13",
+        ),
+        (("Cast", [X], {"to": "REAL"}), 1, r"\(Cast\): to='REAL' is not a type of ONNX; export it again"),
     ],
 )
 def test_a_form_that_is_refused(case: Case, opset: int, words: str) -> None:

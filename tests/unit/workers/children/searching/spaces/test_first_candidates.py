@@ -183,7 +183,7 @@ def test_an_image_beyond_the_second_cache_is_read_once_for_all_blocks(side: int,
     assert (int(blocks[1]) > 1) == once
 
 
-# ---- Winograd's design space: what is fused is fused, any schedule computes the same
+# ---- Winograd's design space: its steps are fused, and every schedule computes the same
 
 
 def bare(net: Network, x: Any) -> Any:
